@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specsim.cost.batches import BatchTokens
+from specsim.cost.batches import BatchTokens, PaddedCost
 from specsim.cost.calibrate import data_sheet_document
 from specsim.cost.files import read_cost
 from specsim.cost.roofline.cost import Overheads, RooflineCost
@@ -137,6 +137,8 @@ def test_a_band_is_students_interval_over_systems() -> None:
     assert error.band == pytest.approx((np.exp(0.3 - error.reach), np.exp(0.3 + error.reach)), rel=1e-3)
     far = expected_error(runs, ("dense",), Spread(100.0, 0.02, 1e-6))
     assert far is not None and far.band[0] == 1.0  # a band is widened to include the prediction
+    mirrored = expected_error([row._replace(mean=-row.mean) for row in runs], ("dense",), Spread(100.0, 0.02, 1e-6))
+    assert mirrored is not None and mirrored.band == pytest.approx((1 / far.band[1], 1.0))
     drawn = expected_error(
         runs, ("dense",), Spread(0.1, 0.2, 1e-6)
     )  # shrunk: variance 2 x 0.1^2 of two words, 0.2^2 / 4 of the mean of four systems
@@ -170,6 +172,26 @@ def test_drafts_that_are_made_at_once_start_a_draft_step_once() -> None:
         assert float(cost.draft(3, 500)) == pytest.approx(float(at_once.draft(3, 500)))
         assert cost.round_overhead() == pytest.approx(vllm.round_s + vllm.draft_step_s)
         assert bare.round_overhead() == 0
+
+
+def test_padding_of_a_decode_step_is_not_charged_as_verification() -> None:
+    """A CUDA graph pads the tokens of 3 sequences to 4; only passes over drafts take `verified_sequence_s`."""
+    cost = replace(roofline("vllm"), batch=3)
+    free = replace(cost, overheads=replace(cost.overheads, verified_sequence_s=0.0))
+    for tokens, verified in ((1, 0), (4, 3)):
+        with_s, without_s = (
+            float(PaddedCost(each, "graphs").batch_verify(BatchTokens.alike(3, tokens, 500))) for each in (cost, free)
+        )
+        assert with_s - without_s == pytest.approx(verified * cost.overheads.verified_sequence_s, abs=1e-12)
+
+
+def test_passes_that_read_prompts_are_not_padded_to_captured_sequences() -> None:
+    """SGLang captures graphs for 8 and 10 sequences: 9 that verify 4 tokens are padded, 9 prompts of 100 are not."""
+    cost = replace(roofline("sglang"), batch=9)
+    padded = PaddedCost(cost, "sequences")
+    drafts, prompts, captured = (BatchTokens.alike(n, new, 500) for n, new in ((9, 4), (9, 100), (10, 4)))
+    assert float(padded.batch_verify(prompts)) == float(cost.batch_verify(prompts))
+    assert float(cost.batch_verify(drafts)) < float(padded.batch_verify(drafts)) < float(cost.batch_verify(captured))
 
 
 def test_an_engine_is_priced_by_its_release() -> None:
