@@ -21,7 +21,7 @@ AXES = ("batches", "contexts", "tokens")
 
 
 class BatchProfileDocument(TypedDict):
-    """A file of it, see `BatchProfileCost`."""
+    """The keys of a batch profile, see `BatchProfileCost`."""
 
     batches: list[int]
     contexts: list[int]
@@ -43,7 +43,7 @@ class BatchProfileCost(BatchCost):
 
     batches [B], contexts [C], tokens [N] : increasing; contexts in cached tokens, tokens of a pass by sequence, from 1
     verify_s : [B, C, N]; draft_s : [B, C, P], the draft step at each place of a round that begins at the context; the
-        last for all behind it, too
+        last also stands for all later steps
     catch_up_s : [B, C], additional time of a draft step for another token of every sequence
     step_s, round_s : overhead of a step besides its passes, and of a round of speculation beyond that
     batch : sequences in lockstep

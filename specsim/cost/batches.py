@@ -15,7 +15,7 @@ from specsim.io.errors import InputError
 Pad = Literal["none", "longest", "graphs", "sequences"]
 GRAPH_SIZES = np.array([1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)])  # tokens, vLLM's default CUDA graphs
 SEQUENCES = np.array([*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8), *range(272, 513, 16)])
-LONGEST_DRAFT = 64  # tokens of a sequence; a pass with more reads prompts, for which no graph is captured
+LONGEST_DRAFT = 64  # tokens of a sequence; a pass with more reads prompts, for which SGLang captures no graph
 
 
 class BatchTokens(NamedTuple):
@@ -25,7 +25,7 @@ class BatchTokens(NamedTuple):
     new : new tokens
     cached : tokens in the caches before the pass
     pairs : of a new token and a token that it attends to, cached or new: n (c + n) per sequence
-    prompts : new tokens that belong to prompts; the others are decoded, or verified
+    prompts : new tokens that are prefilled; the others are decoded or verified
     """
 
     sequences: Floats
@@ -50,8 +50,7 @@ class BatchTokens(NamedTuple):
         """Passes over the sequences of both."""
         if other is None:
             return self
-        pairs = self.pairs + other.pairs, np.asarray(self.prompts + other.prompts)
-        return BatchTokens(self.sequences + other.sequences, self.new + other.new, self.cached + other.cached, *pairs)
+        return BatchTokens(*(np.asarray(a + b) for a, b in zip(self, other, strict=True)))
 
     def select(self, passes: Bools) -> BatchTokens:
         """Some of the passes."""
@@ -134,8 +133,8 @@ class PaddedCost(BatchCost):
     cost : of batches as they are
     pad : "longest", every sequence of a round drafts and verifies as many tokens as the longest draft has; "graphs", a
         pass computes the next larger number of tokens for which a CUDA graph was captured, see `GRAPH_SIZES`;
-        "sequences", the next larger number of sequences, as SGLang captures them when it speculates. Beyond the largest
-        it is not padded
+        "sequences", the next larger number of sequences in `SEQUENCES`, for which SGLang captures graphs when it
+        speculates. Passes beyond the largest size are not padded
     """
 
     cost: BatchCost
@@ -178,16 +177,16 @@ class PaddedCost(BatchCost):
             padded = np.where(new > LONGEST_DRAFT * count, new, rows)
         else:
             return tokens
-        # What is added is nobody's: no sequence verifies it, as none does a prompt's tokens.
+        # Padding counts as prefilled tokens, because no sequence verifies it.
         return tokens._replace(new=padded, prompts=tokens.prompts + padded - new)
 
 
 def captured_size(count: npt.ArrayLike, sizes: Ints) -> Floats:
-    """The next larger captured size of a pass; beyond the largest its own.
+    """The next larger captured size, or the size itself beyond the largest.
 
     >>> captured_size([1, 31, 61, 700], SEQUENCES).tolist()
     [1.0, 32.0, 64.0, 700.0]
     """
-    own = np.asarray(count, dtype=np.float64)
-    place = np.searchsorted(sizes, own - 1e-9)
-    return np.where(place < len(sizes), sizes[np.minimum(place, len(sizes) - 1)], own).astype(np.float64)
+    size = np.asarray(count, dtype=np.float64)
+    place = np.searchsorted(sizes, size - 1e-9)
+    return np.where(place < len(sizes), sizes[np.minimum(place, len(sizes) - 1)], size).astype(np.float64)

@@ -22,8 +22,6 @@ from specsim.io.files import file_digest
 
 PRODUCTS_OF = {"float8": "float8", "nvfp4": "float4"}  # types of products by the weights' format
 
-STATES = ("bfloat16", "float16", "float32")  # types that engines keep states in
-
 
 def calibrate(cost: CostLike, measured: CostLike) -> RooflineCost | ProfileCost:
     """Fit a roofline's costs to a measured profile, or rescale a profile to what a probe found.
@@ -122,7 +120,7 @@ def data_sheet_document(
 ) -> dict[str, Any]:
     """Write down the roofline of a GPU's data sheet, and what an engine adds, as a cost file has it.
 
-    dtype : of states; default: the first of `STATES` that the GPU has
+    dtype : dtype of hidden states; default: `Hardware.state_dtype`
     weights : a format, or "experts=mxfp4,..."; default: the format in which the target is stored, see `stored_weights`
 
     Matrices in float8 and nvfp4 are multiplied in float8 and float4 where the GPU can, as engines do.
@@ -140,7 +138,7 @@ def data_sheet_document(
         "target": target,
         "drafter": drafter,
         "hardware": sheet.name,
-        "dtype": find_format(dtype or next((name for name in STATES if name in sheet.flops), STATES[0])),
+        "dtype": find_format(dtype or sheet.state_dtype),
         "weights": chosen,
         "activations": products if products in sheet.flops else None,
         "tensor_parallel": tensor_parallel,

@@ -11,8 +11,8 @@ linear : ``target`` and ``drafter``, each with ``fixed_s``, ``token_s``, ``cache
 roofline : ``target``, ``drafter``, ``hardware``, ..., see `specsim.cost.roofline.document`
 
 All in seconds; missing numbers are 0. The constant form is read without the first keys, too: ``{"s_d": ..., "s_t":
-...}``, with ``round_s`` and ``token_s`` if known, and a ``note``. Measured pass times are read as `pass_times` has
-them: ``{"pass_ms": {"1": 8.5, "2": 13.5, "5": 20.7}, "draft_ms": 1.2}``.
+...}``, with ``round_s`` and ``token_s`` if known, and a ``note``. Measured pass times are a form of their own, see
+`specsim.cost.pass_times`: ``{"pass_ms": {"1": 8.5, "2": 13.5, "5": 20.7}, "draft_ms": 1.2}``.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def cost_of_document(document: Mapping[str, Any], where: str) -> CostModel:
     try:
         return from_keys(keys, FORMS[header.form], name, INVALID).cost(name)
     except InputError as error:
-        # Of a mapping there is no file to name: a command's options may have made it.
+        # A mapping has no file name to report: a command may have built it from its options.
         plain = where == MAPPING or str(error).startswith(name)
         raise InputError(str(error) if plain else f"{name}: {error}") from None
 

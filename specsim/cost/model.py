@@ -130,7 +130,7 @@ class CostModel:
 
     @property
     def error_known(self) -> bool:
-        """Whether `speedup_error` is known, by measurements of such costs."""
+        """Whether measurements of such costs support `speedup_error`; else it is a guess."""
         return True
 
     @property
@@ -161,8 +161,9 @@ class CostModel:
     def refeed(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         """A second pass of a target with recurrent layers over n tokens, after some of a draft were rejected.
 
-        The pending token and the accepted ones are fed again, to bring its states back to the accepted prefix. By
-        default as long as verifying so many tokens. Only traces of such targets ask ("second_pass" in their meta.json).
+        The pending token and the accepted ones are fed again, because the recurrent states already include the rejected
+        tokens. Default: the seconds of verifying n_tokens tokens. Only replays of traces with "second_pass" in their
+        meta.json use it.
         """
         return self.verify(n_tokens, context)
 

@@ -1,9 +1,9 @@
 """Costs of a few measured pass times: ``{"pass_ms": {"1": 8.5, "2": 13.5, "5": 20.7}, "draft_ms": 1.2}``.
 
-``pass_ms`` : milliseconds of a pass of the target by the tokens of it, 1 among them; linear in between, and beyond the
-    widest as between the last two
-``draft_ms`` : milliseconds of drafting a token; 0 where the pass times are of whole rounds
-``round_ms`` : milliseconds of a round beside these, such as those of a drafter that drafts all tokens at once
+``pass_ms`` : milliseconds of a target pass by its number of tokens; 1 must be among them. Times are linear in between;
+    beyond the largest number the last slope continues
+``draft_ms`` : milliseconds per drafted token; 0 if ``pass_ms`` are times of whole rounds
+``round_ms`` : further milliseconds per round, such as the pass of a drafter that drafts all tokens at once
 ``source``, ``date``, ``note`` : remarks
 """
 
@@ -26,9 +26,9 @@ LARGEST_WIDTH = 4096
 
 @dataclass(frozen=True, repr=False)
 class PassTimesCost(CostModel):
-    """Measured passes of the target by their tokens, at any context, and the time of drafting a token.
+    """Measured seconds of target passes and of a drafted token, the same at every context length.
 
-    widths : tokens of the passes [N], increasing from 1; pass_s : [N]
+    widths : tokens of the passes [N], increasing from 1; pass_s : seconds of the passes [N]
 
     >>> import specsim
     >>> cost = specsim.read_cost({"pass_ms": {"1": 8.5, "2": 13.5, "5": 20.7}, "draft_ms": 1.2})
@@ -58,13 +58,13 @@ class PassTimesCost(CostModel):
         return np.full(np.shape(context), self.pass_s[0])
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
-        beyond = f"passes of up to {max_draft_tokens + 1} tokens, measured to {self.widths[-1]:g}"
-        notes = [f"extrapolated: {beyond}"] if max_draft_tokens + 1 > self.widths[-1] else []
+        measured = f"passes of up to {max_draft_tokens + 1} tokens, measured to {self.widths[-1]:g}"
+        notes = [f"extrapolated: {measured}"] if max_draft_tokens + 1 > self.widths[-1] else []
         return ["pass times are taken to be the same at all contexts", *notes, *self.contradictions]
 
     @property
     def contradictions(self) -> list[str]:
-        """Pairs of passes of which the wider one was faster, beyond the noise of a measurement."""
+        """A line per pair of neighbouring passes where the one with more tokens was faster by more than the noise."""
         return [
             f"pass times contradict each other: {wide:g} tokens took {1e3 * wide_s:.4g} ms, {narrow:g} took "
             f"{1e3 * narrow_s:.4g} ms; measure both again"
@@ -87,24 +87,24 @@ class PassTimesForm:
     note: str = ""
 
     def cost(self, name: str) -> PassTimesCost:
-        """The cost model; InputError for times that cannot be."""
+        """The cost model; InputError for impossible times."""
         try:
             times = sorted((float(width), 1e-3 * ms) for width, ms in self.pass_ms.items())
         except ValueError:
-            raise InputError(f"{name}: pass_ms has tokens that are no number; write it {FORM}") from None
+            raise InputError(f"{name}: a key of pass_ms is not a number of tokens; write it {FORM}") from None
         widths, seconds = (np.array(column) for column in zip(*times, strict=True)) if times else (np.array([]),) * 2
         if not widths.size or widths[0] != 1 or widths[-1] > LARGEST_WIDTH or (np.diff(widths) <= 0).any():
             raise InputError(
-                f"{name}: pass_ms is of passes over {', '.join(self.pass_ms) or 'nothing'} tokens; give different "
-                f"numbers from 1, a decode step, to {LARGEST_WIDTH}"
+                f"{name}: pass_ms has times for {', '.join(self.pass_ms) or 'no'} tokens; give different numbers of "
+                f"tokens from 1 (a decode step) to {LARGEST_WIDTH}"
             )
-        beside = np.array([self.draft_ms, self.round_ms]) * 1e-3
+        other_s = np.array([self.draft_ms, self.round_ms]) * 1e-3
         if (
             not ((seconds >= MIN_SECONDS) & (seconds <= MAX_SECONDS)).all()
-            or not ((beside >= 0) & (beside <= MAX_SECONDS)).all()
+            or not ((other_s >= 0) & (other_s <= MAX_SECONDS)).all()
         ):
             raise InputError(f"{name}: a time is negative, 0 or not finite; write it in milliseconds, {FORM}")
-        return PassTimesCost(widths, seconds, *beside.tolist())
+        return PassTimesCost(widths, seconds, *other_s.tolist())
 
 
 def pass_times_from_json(data: Mapping[str, object], name: str) -> PassTimesCost:

@@ -78,7 +78,7 @@ def compile_table(
 ) -> CostTable:
     """Evaluate a cost model once for everything a replay over these contexts can ask.
 
-    refeeds : whether tokens are fed again after a rejection
+    refeeds : whether a rejection costs a second pass, see `CostModel.refeed`
     """
     context = column_contexts(contexts, bucket_bits)
 

@@ -1,4 +1,4 @@
-"""Published measurements as cases: what a user would know of a run, and what was measured."""
+"""Published measurements as cases: the inputs that a user would know, and the measured time or speedup."""
 
 from __future__ import annotations
 
@@ -47,24 +47,26 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int4": {"weights": "int4"},
     **{name: {"weights": name} for name in GGUF_BITS},
 }
-OF_EXPERTS: dict[str, dict[str, Any]] = {  # mixtures whose attention stays in 16 bits
+OF_EXPERTS: dict[str, dict[str, Any]] = {  # mixtures of experts, whose attention stays in 16 bits
     "fp4": {"weights": {"experts": "nvfp4", "mlp": "nvfp4"}},
     "int4": {"weights": {"experts": "int4-g32"}},
 }
-OF_MODELS: dict[str, dict[str, Any]] = {"gpt-oss-120b": {"weights": {"experts": "mxfp4"}}}  # come in one format
-OTHER_GPUS = {  # that specsim does not list
+OF_MODELS: dict[str, dict[str, Any]] = {
+    "gpt-oss-120b": {"weights": {"experts": "mxfp4"}}
+}  # released in one format only
+OTHER_GPUS = {  # not in specsim's hardware.json
     "radeon-890m": {  # AMD Ryzen AI 9 HX 370: 128 bits of LPDDR5X-7500; 16 CUs x 512 FLOPs a cycle x 2.9 GHz
         "title": "AMD Radeon 890M", "memory_bytes_s": 120e9, "memory_bytes": 48e9, "flops": {"float16": 23.8e12},
     },
 }  # fmt: skip
 LIKE, BY_BATCH = "vllm#20780", "by batch"
 AT_EARLY = "@2025-03"  # an engine's name with a month, see `specsim.cost.roofline.document.in_engine`
-CONTEXT = 500  # tokens of runs with speculation, which seldom name them: questions and answers of MT-Bench
+CONTEXT = 500  # tokens of context assumed for runs with speculation, which rarely state it: MT-Bench
 
 
 @dataclass(frozen=True)
 class Term:
-    """Operations on a device, which count so many times; whether they are of other requests' prompts."""
+    """Operations on a device. times : how often they count; prompts : whether they prefill other requests' prompts"""
 
     passes: Roofline
     operations: tuple[Operation, ...]
@@ -74,12 +76,12 @@ class Term:
 
 @dataclass(frozen=True)
 class Case:
-    """A time that was measured.
+    """A measured time.
 
     system : GPU and engine
-    terms : operations that it is the sum of
-    sequences : in the batch
-    measured_s : seconds
+    terms : operations whose sum is the predicted time
+    sequences : sequences in the batch
+    measured_s : measured seconds
     about : the published row, with "target" and "batch"
     """
 
@@ -96,28 +98,27 @@ class Case:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """What decides its error, see `RooflineCost.kind`."""
+        """Features that decide its error, see `RooflineCost.kind`."""
         passes = self.terms[0].passes
         cost = RooflineCost(passes, find_drafter("prompt-lookup", passes.model), batch=self.sequences)
         return cost.kind(drafts=False)
 
 
 def read_csv(name: str) -> list[dict[str, str]]:
-    """Return the rows of a file of data."""
+    """Return the rows of a CSV file in data/."""
     with (DATA / name).open() as file:
         return [*csv.DictReader(file)]
 
 
 @cache
 def passes(target: str, gpu: str, dtype: str, tp: int) -> Roofline:
-    """Return a target's passes in the formats that a run names; InputError where they do not fit."""
+    """Return a target's passes in the formats that a run states; InputError if they do not fit into memory."""
     model = find_architecture(target)
     formats = OF_MODELS.get(target) or (model.experts and OF_EXPERTS.get(dtype)) or FORMATS[dtype]
     hardware = find_hardware(OTHER_GPUS.get(gpu, gpu))
-    states = next(name for name in ("bfloat16", "float16") if name in hardware.flops)
     if formats.get("activations") not in hardware.flops:
         formats = {"weights": formats.get("weights")}
-    return Roofline(model, hardware, dtype=states, tensor_parallel=tp, **formats)
+    return Roofline(model, hardware, dtype=hardware.state_dtype, tensor_parallel=tp, **formats)
 
 
 def steps() -> list[Case]:
@@ -133,7 +134,7 @@ def steps() -> list[Case]:
 
 
 def serving() -> tuple[list[Case], list[str]]:
-    """Return times per output token of servers, and of each run that is left out, why."""
+    """Return times per output token of servers, and the reason for each run that is left out."""
     cases, left_out, not_credible = [], [], set[tuple[str, ...]]()
     for row in pd.read_parquet(DATA / "serving.parquet").to_dict("records"):
         if max(row[key] or 1 for key in ("pp", "attention_dp", "moe_ep")) > 1:
@@ -153,7 +154,7 @@ def serving() -> tuple[list[Case], list[str]]:
 
 
 def served(row: dict[str, Any]) -> tuple[Case, float]:
-    """Return the case of a row of serving.parquet, and the share of the GPUs' products that its prompts would take."""
+    """Return the case of a row of serving.parquet, and the share of the GPUs' peak FLOP/s that its prompts need."""
     target, concurrency = MODELS[row["model"]], int(row["concurrency"])
     model = passes(target, row["gpu"], row["precision"], int(row["tp"]))
     length = INFERENCEX_LENGTH if row["source"] == "InferenceX" else 1.0
@@ -172,7 +173,7 @@ def served(row: dict[str, Any]) -> tuple[Case, float]:
 
 
 EARLY = (LIKE, "EAGLE-3's paper, table 3", "EAGLE-3's paper, table 5", "sglang#4716", "TensorRT-LLM#5146")
-"""Sources that measured before mid 2025, with engines that took longer to start a draft step."""
+"""Sources that measured before July 2025, with engines that took longer to start a draft step."""
 
 
 @dataclass(frozen=True)
@@ -203,22 +204,22 @@ class Speculation:
 
     @property
     def era(self) -> str:
-        """The engine, and whether it is of before mid 2025."""
+        """The engine, with a suffix if it was released before July 2025."""
         return f"{self.engine}{AT_EARLY * (self.about['source'] in EARLY)}"
 
     @property
     def draft_passes(self) -> int:
-        """Of a round."""
+        """Draft passes of a round."""
         return 1 if self.cost.drafter.at_once else self.draft_tokens
 
     @property
     def step_s(self) -> float:
-        """Of a decoding step."""
+        """Seconds of a decoding step."""
         return float(self.cost.autoregressive_step(CONTEXT))
 
     @property
     def passes_s(self) -> float:
-        """Of a round."""
+        """Seconds of the passes of a round."""
         cost = self.cost
         verify = cost.tree_verify if self.tree else cost.verify
         other_s = cost.tree_round_overhead() if self.tree else cost.round_overhead()
@@ -226,7 +227,7 @@ class Speculation:
 
 
 def credible(runs: Sequence[Speculation]) -> list[Speculation]:
-    """Leave out targets that a source sped up by more than the acceptance length: a round takes no less than a step."""
+    """Leave out targets of a source with a speedup above the acceptance length, which is impossible."""
 
     def of(run: Speculation) -> tuple[str, str]:
         return run.system, run.about["target"]
@@ -237,9 +238,9 @@ def credible(runs: Sequence[Speculation]) -> list[Speculation]:
 
 @dataclass(frozen=True)
 class Drafting:
-    """A time per output token of a server that speculates, whose time without is not published.
+    """A time per output token of a server with speculation, whose time without speculation is not published.
 
-    bare, cost : without an engine, and with its overheads as they are shipped
+    bare, cost : costs without an engine, and with the shipped overheads of the server's engine
     """
 
     system: str
@@ -256,7 +257,7 @@ class Drafting:
 
 
 def drafting_servers() -> list[Drafting]:
-    """Return servers that speculate."""
+    """Return servers with speculation."""
     servers = []
     for row in read_csv("drafting_servers.csv"):
         bare = pair_cost({**row, "batch": row["concurrency"]})
@@ -270,8 +271,8 @@ def drafting_servers() -> list[Drafting]:
 def speculation() -> list[Speculation]:
     """Return runs with speculation.
 
-    Where they do not name a tensor parallelism, the least that fits is taken. EAGLE-3's tables by batch do not name
-    the acceptance: that of vllm#20780 is taken, of the same target, drafters and kind of prompts.
+    If a run states no tensor parallelism, the smallest that fits is assumed. EAGLE-3's tables by batch do not state
+    the acceptance length: that of vllm#20780 is assumed, which has the same target, drafters and kind of prompts.
     """
     rows = read_csv("speculation.csv")
     known = {(row["drafter"], row["steps"]): row for row in rows if row["source"] == LIKE}
@@ -295,7 +296,7 @@ def speculation() -> list[Speculation]:
 
 
 def pair_cost(row: Mapping[str, str]) -> RooflineCost:
-    """Return the costs of a target and its drafter, which comes in 16 bits unless it is part of the target."""
+    """Return the costs of a target and its drafter, which has 16-bit weights unless it is part of the target (MTP)."""
     target, name = least_passes(row), row["drafter"]
     drafter = find_drafter(json.loads(name) if name.startswith("{") else name, target.model)
     cost = RooflineCost(target, drafter, batch=int(row["batch"]))
@@ -306,7 +307,7 @@ def pair_cost(row: Mapping[str, str]) -> RooflineCost:
 
 
 def least_passes(row: Mapping[str, str]) -> Roofline:
-    """Return the target's passes on as many GPUs as the run names, or on the least that hold it."""
+    """Return the target's passes on the stated number of GPUs, or on the fewest that hold its weights."""
     if row["tp"]:
         return passes(row["target"], row["gpu"], row["dtype"], int(row["tp"]))
     for tp in (1, 2, 4):

@@ -11,39 +11,39 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares, minimize, nnls
 
-from specsim.cost.roofline.cost import Overheads, RooflineCost
+from specsim.cost.roofline.cost import Overheads
 from specsim.cost.roofline.document import in_engine
-from specsim.cost.roofline.hardware import Derating
+from specsim.cost.roofline.hardware import on_links
 from specsim.cost.roofline.published import Runs, Spread
 from specsim.io.arrays import Bools, Floats, Seconds
 from studies.published.cases import AT_EARLY, MILLISECOND, Case, Speculation
 from studies.published.fit import Cells, Parameters, fitted, robust
 
 OVERHEADS = ("round_s", "draft_step_s", "verified_sequence_s", "tree_round_s")
-LEAST_MS, MOST_MS, START_MS = 0.001, 20.0, 0.3  # of each
-ALIKE = 0.03  # an engine's overhead is twice those of others as easily as a system's runs are off by this share
-LOOSE = 0.1  # as much as that, the mean of a time is drawn to the start: what no run tells stays there
+LEAST_MS, MOST_MS, START_MS = 0.001, 20.0, 0.3  # bounds and start of each overhead
+ALIKE = 0.03  # prior: a factor of 2 between engines weighs as much as an error of this share in a system's runs
+LOOSE = 0.1  # weight of the prior that draws the mean overheads to `START_MS`, relative to that of `ALIKE`
 PER_SEQUENCE = OVERHEADS.index("verified_sequence_s")
-ENGINES = "vllm", "sglang", "tensorrt-llm"  # of today
+ENGINES = "vllm", "sglang", "tensorrt-llm"  # current releases
 WITHOUT = "llamacpp", "ggml"  # engines whose overheads are not fitted to these runs
-USUAL = 0.1  # of the logarithm of measured over predicted
-FEWEST = 3  # runs of which two calibrate
+USUAL = 0.1  # prior of the standard deviations of log(measured / predicted)
+FEWEST = 3  # runs of a deployment, two of which calibrate
 Divide = Callable[[Iterable[str]], list[set[str]]]
 
 
 def each(systems: Iterable[str]) -> list[set[str]]:
-    """Take systems one by one."""
+    """Return a set per system."""
     return [{system} for system in sorted(set(systems))]
 
 
 def halves(systems: Iterable[str]) -> list[set[str]]:
-    """Divide systems into two halves, every other one in alphabetical order."""
+    """Return two halves of the systems, which alternate in alphabetical order."""
     ordered = sorted(set(systems))
     return [set(ordered[::2]), set(ordered[1::2])]
 
 
 def held_out(cases: Sequence[Case], divide: Divide) -> Seconds:
-    """Predict the seconds of the cases of each part of the systems with what fits the other systems."""
+    """Predict the seconds of the cases of each set of systems with parameters fitted to all other systems."""
     predicted: Seconds = np.zeros(len(cases))
     for part in divide(case.system for case in cases):
         here = np.array([case.system in part for case in cases])
@@ -53,9 +53,9 @@ def held_out(cases: Sequence[Case], divide: Divide) -> Seconds:
 
 
 def on_two_points(cases: Sequence[Case], predicted: Seconds) -> Seconds:
-    """Predict by a + b x predicted, which fits the runs of fewest and of most requests of the same deployment.
+    """Predict by a + b x predicted, fitted to the runs of a deployment with the fewest and the most requests.
 
-    NaN for these two, and where a deployment has no third.
+    NaN for these two runs, and for deployments with fewer than three.
     """
     calibrated: Seconds = np.full(len(cases), np.nan)
     for group in groups(cases, ("target", "gpu", "engine", "version", "precision", "tp")):
@@ -70,7 +70,7 @@ def on_two_points(cases: Sequence[Case], predicted: Seconds) -> Seconds:
 
 
 def groups(cases: Sequence[Case], keys: Sequence[str]) -> list[list[int]]:
-    """Number the cases, in groups of those that have the same values."""
+    """Return the indices of cases, grouped by the values of `keys`."""
     of: dict[tuple[Any, ...], list[int]] = {}
     for number, case in enumerate(cases):
         of.setdefault(tuple(str(case.about.get(key)) for key in keys), []).append(number)
@@ -79,11 +79,11 @@ def groups(cases: Sequence[Case], keys: Sequence[str]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Runs with speculation at given shares of the ceilings: arrays [N].
+    """Runs with speculation under given parameters: arrays [N].
 
+    engines : `Speculation.era` of each run
     step_s, passes_s : seconds of a decoding step, and of the passes of a round
-    terms : [N, 4], how often each of `OVERHEADS` counts
-    engines : of every run, with their time
+    terms : [N, 4], how often a round incurs each of `OVERHEADS`
     """
 
     systems: list[str]
@@ -99,7 +99,7 @@ class Rounds:
         own = []
         for run in runs:
             cost = replace(run.cost, overheads=Overheads(sequence_s=parameters.sequence_s))
-            cost = with_derating(cost, parameters.on(cost.target.hardware))
+            cost = cost.with_passes(derating=on_links(parameters.derating, cost.target.hardware))
             own.append(replace(run, cost=in_engine(run.cost, "llamacpp") if run.engine in WITHOUT else cost))
         columns = [(run.acceptance, run.measured, run.step_s, run.passes_s) for run in own]
         fitted = [run.engine not in WITHOUT for run in runs]
@@ -108,27 +108,30 @@ class Rounds:
         return cls([run.system for run in runs], [run.era for run in runs], *np.array(columns).T, terms)
 
     def speedups(self, overheads_s: Mapping[str, Floats]) -> Floats:
-        """Predict the speedups [N] under the overheads [4] of each engine."""
+        """Predict the speedups [N] from the overheads [4] of each engine."""
         none = np.zeros(len(OVERHEADS))
         own = [overheads_s.get(name, none) for name in self.engines]
         other_s = (self.terms * np.array(own)).sum(axis=1)
         return np.asarray(self.acceptance * self.step_s / (self.passes_s + other_s))
 
     def fitted(self, seen: Bools) -> dict[str, Floats]:
-        """Fit the overheads [4] of each engine, in seconds, to the runs that are seen.
+        """Fit the overheads [4] of each engine, in seconds. seen : runs that the fit uses
 
-        Every system counts the same. Engines of a time have the same overheads but for what their own runs tell, and
-        one without runs has those of the others.
+        Every system weighs the same. Engines of the same era share a prior mean, from which the runs of an engine move
+        its overheads. An engine without runs keeps the mean.
         """
         systems = [system for system, here in zip(self.systems, seen, strict=True) if here]
         names = sorted({*self.engines, *ENGINES} - {*WITHOUT})
         eras = [int(AT_EARLY in name) for name in names]
-        shape = 2 + len(names), len(OVERHEADS)  # logarithms: of the mean of each time, and of what engines differ by
+        shape = (
+            2 + len(names),
+            len(OVERHEADS),
+        )  # logarithms: the means of both eras, and each engine's difference from its mean
 
         def overheads_s(x: Floats) -> dict[str, Floats]:
             means, differences = np.split(x.reshape(shape), [2])
-            differences[:, -1] = 0.0  # trees are published of one engine alone
-            means[:, PER_SEQUENCE] = means[0, PER_SEQUENCE]  # few runs of large batches are of one time alone
+            differences[:, -1] = 0.0  # runs with trees are published for one engine only
+            means[:, PER_SEQUENCE] = means[0, PER_SEQUENCE]  # shared by both eras: runs with large batches are few
             return {
                 name: np.asarray(MILLISECOND * np.exp(means[era] + difference))
                 for name, era, difference in zip(names, eras, differences, strict=True)
@@ -150,7 +153,7 @@ class Rounds:
         return np.ones(len(self.systems), dtype=np.bool_)
 
     def held_out(self, names: Sequence[str], divide: Divide) -> Floats:
-        """Predict the speedups of runs with overheads that fit others, by the parts into which their names divide."""
+        """Predict speedups with overheads fitted to the other runs. names : of the runs, which `divide` groups"""
         predicted = np.zeros(len(self.systems))
         for part in divide(names):
             here = np.array([name in part for name in names])
@@ -159,10 +162,10 @@ class Rounds:
 
 
 def speedups_on_two(rounds: Rounds, runs: Sequence[Speculation]) -> Floats:
-    """Predict speedups by overheads that fit two runs of a deployment's task: of least and most drafts, or batch.
+    """Predict speedups with overheads fitted to two runs of a deployment's task: least and most drafts, or batch.
 
-    The two give the overhead of a round, and that of a draft step or of a sequence. NaN for these two, and where there
-    are fewer than three runs.
+    The two runs determine the overhead per round and that per draft step or per sequence. NaN for these two, and for
+    tasks with fewer than three runs.
     """
     predicted: Floats = np.full(len(runs), np.nan)
     of: dict[tuple[str, str, bool], list[int]] = {}
@@ -182,35 +185,28 @@ def speedups_on_two(rounds: Rounds, runs: Sequence[Speculation]) -> Floats:
     return predicted
 
 
-def with_derating(cost: RooflineCost, derating: Derating) -> RooflineCost:
-    """Return the same costs at other shares of the ceilings."""
-    drafting = cost.draft_passes and replace(cost.draft_passes, derating=derating)
-    return replace(cost, target=replace(cost.target, derating=derating), draft_passes=drafting)
-
-
 def fitted_spread(runs: Sequence[Runs]) -> Spread:
-    """Fit how far words, systems and runs are apart: most likely for these means, near `USUAL` where few tell."""
+    """Fit the standard deviations between words, systems and runs: maximum a posteriori, with priors at `USUAL`."""
     count = np.array([r.runs for r in runs])
     within = math.sqrt(sum(r.runs * r.sd**2 for r in runs) / max(count.sum() - len(runs), 1))
     means, words = np.array([r.mean for r in runs]), sorted({word for r in runs for word in r.kind})
     rows = np.array([[1.0, *(word in r.kind for word in words)] for r in runs])
     same = np.array([[one.system == other.system for other in runs] for one in runs])
 
-    def unlikely(x: Floats) -> float:
+    def negative_log_posterior(x: Floats) -> float:
         of_words, of_systems = np.exp(2 * x)
         between = of_words * rows @ rows.T + of_systems * same + np.diag(within**2 / count)
         likely = np.linalg.slogdet(between)[1] + means @ np.linalg.solve(between, means)
         return float(0.5 * likely + 0.5 * ((x - math.log(USUAL)) ** 2).sum())
 
-    word, system = np.exp(minimize(unlikely, np.full(2, math.log(USUAL)), method="Nelder-Mead").x)
+    word, system = np.exp(minimize(negative_log_posterior, np.full(2, math.log(USUAL)), method="Nelder-Mead").x)
     return Spread(*(round(float(value), 3) for value in (word, system, within)))
 
 
 def summary(errors: Floats, systems: Sequence[str]) -> Mapping[str, float]:
-    """Summarise errors in percent: how many, and medians and 90th percentile without sign, and the bias.
+    """Summarise errors in percent: their number, median and 90th percentile of absolute errors, and the signed median.
 
-    "of_runs" is the median over runs; in the other numbers every system counts the same, however many of its runs
-    were published.
+    "of_runs" is the median over runs. In the other quantiles every system weighs the same.
     """
     known = np.isfinite(errors)
     if not known.any():
@@ -226,7 +222,7 @@ def summary(errors: Floats, systems: Sequence[str]) -> Mapping[str, float]:
 
 
 def quantile(values: Floats, systems: Sequence[str], share: float) -> float:
-    """Return the quantile of values, of which those of each system weigh as much as those of another together."""
+    """Return the quantile of values, weighted so that every system counts the same."""
     count, order = Counter(systems), np.argsort(values, kind="stable")
     weights = np.cumsum([1 / count[systems[number]] for number in order])
     return float(values[order][np.searchsorted(weights, share * weights[-1] * (1 - 1e-12))])

@@ -1,4 +1,4 @@
-"""What fits an engine: shares of the ceilings and times of a launch, an all-reduce and a sequence, of all its cases."""
+"""Fit shares of the ceilings and seconds of a launch, an all-reduce, a sequence and other prompts to published runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import least_squares
 
-from specsim.cost.roofline.hardware import Derating, Hardware, on_links, usual_derating
+from specsim.cost.roofline.hardware import Derating, usual_derating
 from specsim.cost.roofline.passes import seconds_of
 from specsim.io.arrays import Floats, Ints, Seconds
 from studies.published.cases import Case
@@ -17,15 +17,18 @@ from studies.published.cases import Case
 MICROSECOND = 1e-6
 FREE = {"memory": (0.4, 1.0), "launch_us": (0.5, 100.0), "all_reduce_us": (0.1, 60.0), "sequence_us": (0.1, 100.0)}
 START = {"memory": 0.8, "launch_us": 5.0, "all_reduce_us": 10.0, "sequence_us": 5.0}
-SERVERS = "sglang", "tensorrt-llm"  # engines whose share of prompts is fitted; vLLM reads them in decoding steps
+SERVERS = (
+    "sglang",
+    "tensorrt-llm",
+)  # engines with a fitted `prompt_share`; that of vLLM is 1, because it prefills within decoding steps
 SHARES = np.arange(0, 2.01, 0.05)
-COMPUTE, OVERLAP = 0.75, 0.77  # as measured on an H100, see studies/gpu_passes: few published runs tell them
+COMPUTE, OVERLAP = 0.75, 0.77  # measured on an H100, see studies/gpu_passes: too few published runs determine them
 OUTLIER = 0.1  # relative error from which on a run counts less
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """A derating, the time of a sequence, and the share of others' prompts that a token waits for, by engine."""
+    """A derating, the time per sequence, and `RooflineCost.prompt_share` of each of `SERVERS`."""
 
     memory: float
     launch_us: float
@@ -38,17 +41,13 @@ class Parameters:
         launch_s, all_reduce_s = (MICROSECOND * us for us in (self.launch_us, self.all_reduce_us))
         return Derating(self.memory, COMPUTE, launch_s, OVERLAP, all_reduce_s)
 
-    def on(self, hardware: Hardware) -> Derating:
-        """Return the derating on this hardware, whose links may be slow."""
-        return on_links(self.derating, hardware)
-
     @property
     def sequence_s(self) -> float:
         return MICROSECOND * self.sequence_us
 
     @classmethod
     def without_engine(cls) -> Parameters:
-        """Return what is assumed of a data sheet alone."""
+        """Return the parameters of a roofline without an engine."""
         usual = usual_derating()
         assert (usual.compute, usual.overlap) == (COMPUTE, OVERLAP)
         return cls(usual.memory, usual.launch_s / MICROSECOND, usual.all_reduce_s / MICROSECOND, 0.0)
@@ -56,9 +55,12 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Cells:
-    """Operations of all cases [R], the case of each, how often it counts, and sequences of every case [N].
+    """Operations of all cases [R] and cases [N] as arrays.
 
-    prompts : [R, 2], whether it is of other requests' prompts in each of `SERVERS`
+    work : arguments of `seconds_of`, each [R]
+    case, times : [R], the case of each operation, and how often it counts
+    sequences : [N], in the batch of each case
+    prompts : [R, 2], 1 for operations that prefill other requests' prompts in that engine of `SERVERS`, else 0
     """
 
     work: tuple[Floats, ...]
@@ -95,7 +97,7 @@ class Cells:
 
 
 def robust(errors: Floats, systems: Sequence[str]) -> Floats:
-    """Weigh relative errors [N] so that every system counts the same, and errors beyond `OUTLIER` count less.
+    """Weight relative errors [N] so that every system counts the same and errors beyond `OUTLIER` count less.
 
     The sum of squares is that of the soft L1 loss, 2 (sqrt(1 + (error / OUTLIER)^2) - 1), over systems of equal weight.
     """
@@ -106,7 +108,7 @@ def robust(errors: Floats, systems: Sequence[str]) -> Floats:
 
 
 def fitted(cases: Sequence[Case]) -> Parameters:
-    """Fit to cases, in which every system counts the same."""
+    """Fit to cases; every system counts the same."""
     cells, measured = Cells.of(cases), np.array([case.measured_s for case in cases])
     systems = [case.system for case in cases]
     low, high = np.log(np.array([*FREE.values()])).T
@@ -124,7 +126,7 @@ def fitted(cases: Sequence[Case]) -> Parameters:
 
 
 def prompt_shares(cells: Cells, measured: Seconds, engines: Sequence[str], at_one: Parameters) -> tuple[float, ...]:
-    """Fit the share of prompts of each of `SERVERS`: the least median error of its runs. Few runs have long prompts."""
+    """Fit the `prompt_share` of each of `SERVERS`, which minimises the median error of its runs."""
     whole, none = (cells.seconds(replace(at_one, prompt_shares=(share,) * len(SERVERS))) for share in (1.0, 0.0))
     medians = []
     for engine in SERVERS:

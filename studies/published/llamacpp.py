@@ -1,8 +1,8 @@
-"""llama.cpp's share of the ceilings and its overheads, fitted to published passes and rounds of it.
+"""Fit llama.cpp's share of the ceilings and its overheads to published passes and rounds.
 
-A pass of several rows, and a round, is compared to the decode step of the same run: machines differ by up to a third
-in how fast a step is, and a speedup is such a ratio. Times of Metal are predicted, not fitted: there the data sheet's
-`reread` counts.
+Errors of a verification pass or a round are those of its ratio to the decode step of the same run. For decode steps of
+the same GPU differ by up to a third between machines, and a speedup depends on the ratio alone. Metal is not in the
+fit: its cost follows from `Hardware.reread`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from specsim.cost.roofline.cost import Overheads, RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import Derating, find_hardware
 from specsim.cost.roofline.passes import Roofline
 from specsim.io.arrays import Floats
-from studies.published.cases import read_csv
-from studies.published.fit import COMPUTE, OUTLIER, OVERLAP
+from studies.published.cases import MILLISECOND, read_csv
+from studies.published.fit import COMPUTE, MICROSECOND, OUTLIER, OVERLAP
 
 DATE = "2026-11"
-ALL_REDUCE_S = 5.4e-6  # as other engines; llama.cpp's devices take layers in turn unless it is told otherwise
-# Bounds and start of the fit: share of the memory bandwidth, kernel launch (us), share of the vector units, overheads
-# of a draft step and of a round (ms). 16-bit weights reach 94 % of the bandwidth on an RTX 3090; packed weights must be
-# unpacked as well.
+ALL_REDUCE_S = 5.4e-6  # as for other engines; by default llama.cpp splits layers, not matrices, over devices
+# Bounds and start of the fit: share of the memory bandwidth, kernel launch (us), `Roofline.vector`, overheads (ms) of a
+# draft step and of a round. 16-bit weights on an RTX 3090 reach 94 % of the bandwidth; packed weights also take
+# time to unpack, so the bound is lower.
 LOW, START, HIGH = [0.4, 0.3, 0.05, 1e-3, 1e-3], [0.85, 4.0, 0.4, 0.1, 0.5], [0.92, 60.0, 3.0, 5.0, 10.0]
 
 
 def read_runs() -> list[dict[str, str]]:
-    """Return the published runs: rows with `rows` are passes, the others rounds."""
+    """Return the published runs. With "rows", the tokens of a pass, a run is a pass; else it is a round."""
     return read_csv("llamacpp.csv")
 
 
@@ -43,9 +43,8 @@ def measured_s(run: Mapping[str, str]) -> float:
 def bare_cost(run: Mapping[str, str]) -> RooflineCost:
     """Return the costs of a run's models and GPU, without an engine."""
     hardware = find_hardware(run["gpu"])
-    dtype = next(name for name in ("bfloat16", "float16") if name in hardware.flops)
     model = find_architecture(run["target"])
-    target = Roofline(model, hardware, dtype=dtype, weights=run["weights"], cache=run["cache"] or None)
+    target = Roofline(model, hardware, dtype=hardware.state_dtype, weights=run["weights"], cache=run["cache"] or None)
     return RooflineCost(target, find_drafter("mtp", model))
 
 
@@ -58,16 +57,19 @@ def predicted_s(cost: RooflineCost, run: Mapping[str, str]) -> float:
 
 
 def with_parameters(cost: RooflineCost, parameters: Floats) -> RooflineCost:
-    """Return costs under these parameters, in the order of `LOW`."""
+    """Return costs with these parameters, in the order of `LOW`."""
     memory, launch_us, vector, draft_ms, round_ms = parameters.tolist()
-    derating = Derating(memory, COMPUTE, 1e-6 * launch_us, OVERLAP, ALL_REDUCE_S)
-    target = replace(cost.target, derating=derating, vector=vector)
-    overheads = Overheads(draft_step_s=1e-3 * draft_ms, round_s=1e-3 * round_ms)
-    return replace(cost, target=target, draft_passes=None, overheads=overheads)
+    overheads = Overheads(draft_step_s=MILLISECOND * draft_ms, round_s=MILLISECOND * round_ms)
+    return replace(cost.with_passes(derating=derating(memory, launch_us), vector=vector), overheads=overheads)
+
+
+def derating(memory: float, launch_us: float) -> Derating:
+    """Return the derating for a share of the memory bandwidth and the microseconds of a launch."""
+    return Derating(memory, COMPUTE, MICROSECOND * launch_us, OVERLAP, ALL_REDUCE_S)
 
 
 def log_errors(runs: list[dict[str, str]], seconds: Floats) -> Floats:
-    """Return log(predicted / measured) of steps, and of other passes and rounds in steps of the same run [N]."""
+    """Return log(predicted / measured) of decode steps, and of the ratios of other runs to their decode step [N]."""
     errors = np.log(seconds / [measured_s(run) for run in runs])
     steps = {_of(run): number for number, run in enumerate(runs) if run["rows"] == "1"}
     return np.array([error - (0.0 if steps.get(_of(run), number) == number else errors[steps[_of(run)]])
@@ -79,7 +81,7 @@ def _of(run: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def fitted(runs: list[dict[str, str]]) -> Floats:
-    """Fit the parameters; every source counts the same."""
+    """Fit the parameters; every source weighs the same."""
     from scipy.optimize import least_squares
 
     number = Counter(run["source"] for run in runs)
@@ -99,7 +101,7 @@ def errors_of(runs: list[dict[str, str]], parameters: Floats) -> Floats:
 
 
 def document() -> dict[str, Any]:
-    """Fit to all runs, and to all but each GPU's; return the document of specsim/cost/roofline/llamacpp.json."""
+    """Return the document of specsim/cost/roofline/llamacpp.json, with errors on GPUs that a fit left out."""
     runs = [run for run in read_runs() if not any(find_hardware(run["gpu"]).reread)]
     memory, launch_us, vector, draft_ms, round_ms = fitted(runs).tolist()
     off: list[float] = []
@@ -110,8 +112,8 @@ def document() -> dict[str, Any]:
         off += [100 * error for error, run in zip(errors.tolist(), unseen, strict=True) if run["rows"] != "1"]
     return {
         "engines": {"llamacpp": "llama.cpp"},
-        "derating": asdict(Derating(memory, COMPUTE, 1e-6 * launch_us, OVERLAP, ALL_REDUCE_S)),
-        "overheads": {"llamacpp": {"draft_step_s": 1e-3 * draft_ms, "round_s": 1e-3 * round_ms}},
+        "derating": asdict(derating(memory, launch_us)),
+        "overheads": {"llamacpp": {"draft_step_s": MILLISECOND * draft_ms, "round_s": MILLISECOND * round_ms}},
         "vector": vector,
         "remark": f"with llama.cpp's overheads, fitted to {len(runs)} published passes and rounds on {len(gpus)} GPUs; "
         f"passes and rounds on GPUs left out were a median {np.median(off):.0f} % off (90th percentile "

@@ -57,17 +57,16 @@ NAMES = SHEET, HELD_OUT, HALVES, MODEL, TWO_RUNS = (
     "preset, the deployment alone held-out",
     "interpolated between two of its runs",
 )
-BEFORE = "before"  # in before.csv: errors of the last preset, by the same runs
+BEFORE = "before"  # errors of the previous preset on the same runs, from before.csv
 DEPLOYMENT = ("target", "gpu", "engine", "version", "precision", "isl", "osl", "batch", "source")
-NEAR = 0.99  # of the best that was measured: a choice that loses no more is right
+NEAR = 0.99  # a choice is right if it reaches this share of the best measured value
 MS, US = 1e3, 1e6
-FARTHEST = 0.4  # logarithm of measured over predicted from which on a system is an outlier
-WORST = 3  # systems that are named
-WORSE = 1.0  # points of a median error that are named
-DIGITS = 2  # of a preset's numbers
-LEAST = 1e-6  # of them that is not left out, in seconds
+FARTHEST = 0.4  # largest absolute log(measured / predicted) that counts in the mean of a system
+WORST = 3  # systems that the report names
+WORSE = 1.0  # increase of a median error in percentage points from which on the report names a system
+DIGITS = 2  # significant digits of the preset
+LEAST = 1e-6  # seconds below which the preset leaves out an overhead
 KINDS = "dense models", "experts"
-FEWEST = 5  # runs of a kind whose errors are named
 STEP_DENSE, STEP_PACKED, SERVED_DENSE, SERVED_EXPERTS, SERVED_DRAFTS, CHAINS, CHAINS_DENSE, BATCHES_DENSE = (
     "decoding step, dense",
     "decoding step, int8 or int4",
@@ -83,14 +82,14 @@ CHAINS_EXPERTS, TREES, PACKED_SPEEDUPS = (
     "speedup of trees",
     "speedup, integer weights (llama.cpp and its like)",
 )
-BY_SYSTEM = (STEP_PACKED, TREES, PACKED_SPEEDUPS)  # which table.csv alone has
+BY_SYSTEM = (STEP_PACKED, TREES, PACKED_SPEEDUPS)  # classes that the table of the report leaves out
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A measured time or speedup, and the predictions of it by their names; NaN where there is none.
+    """A measured time or speedup and its predictions by name; NaN if there is none.
 
-    kind : what decides its error, see `RooflineCost.kind`
+    kind : features that decide its error, see `RooflineCost.kind`
     """
 
     what: str
@@ -106,7 +105,7 @@ class Prediction:
 
     @property
     def packed(self) -> bool:
-        """Whether the weights are integers, which are unpacked as they are read."""
+        """Whether the weights are integers, which kernels unpack as they read them."""
         return "integer weights" in self.kind
 
     def error(self, name: str) -> float:
@@ -116,12 +115,14 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Study:
-    """Published runs, and the preset that fits all of them but `packed`.
+    """Published runs, and the preset that is fitted to all of them but `packed`.
 
-    plain, packed, runs : without speculation, the same with integer weights, and with speculation
-    overheads_s : by engine, those of `OVERHEADS`
-    rounds : of the latter, under the preset's parameters
-    left_out : why, of each published run that is not predicted
+    plain, packed : runs without speculation; packed : with integer weights
+    runs : runs with speculation
+    rounds : arrays of `runs` under the preset's parameters
+    parameters : fitted to `plain`
+    overheads_s : seconds of each of `OVERHEADS`, by engine
+    left_out : the reason for each published run that is not predicted
     """
 
     plain: list[Case]
@@ -142,13 +143,13 @@ class Study:
         plain = [case for case in graphs if case not in packed] + served
         published, parameters = speculation(), fitted(plain)
         runs = credible(published)
-        left_out += ["of targets with speedups above their acceptance length"] * (len(published) - len(runs))
+        left_out += ["targets with speedups above their acceptance length"] * (len(published) - len(runs))
         rounds = Rounds.of(runs, parameters)
         return cls(plain, packed, runs, rounds, parameters, rounds.fitted(rounds.everything), left_out)
 
     @cached_property
     def held_out_s(self) -> Seconds:
-        """Predict the runs without speculation by what fits all other systems."""
+        """Predict each system's runs without speculation with parameters fitted to all other systems."""
         return held_out(self.plain, each)
 
     @cached_property
@@ -169,9 +170,9 @@ class Study:
                 speedups_on_two(rounds, self.runs),
             ]
         ).T
-        seconds, unknown = Cells.of(self.packed), np.full(len(self.packed), np.nan)
-        shipped_s = seconds.seconds(self.parameters)
-        packed = np.array([seconds.seconds(bare), shipped_s, shipped_s, unknown, unknown]).T
+        cells, unknown = Cells.of(self.packed), np.full(len(self.packed), np.nan)
+        shipped_s = cells.seconds(self.parameters)
+        packed = np.array([cells.seconds(bare), shipped_s, shipped_s, unknown, unknown]).T
         of_cases = [
             Prediction(
                 SERVED if "tpot_ms" in case.about else STEP, case.system, case.kind, False, case.measured_s,
@@ -194,11 +195,11 @@ class Study:
 
     @cached_property
     def held_out_speedups(self) -> Floats:
-        """Predict the runs with speculation by what fits all other sources."""
+        """Predict each system's speedups with overheads fitted to all other systems."""
         return self.rounds.held_out(self.rounds.systems, each)
 
     def fastest_parallelism(self) -> tuple[int, int, int]:
-        """Count deployments of several tensor parallelisms, and where the predicted or the largest is fastest."""
+        """Count deployments with several tensor parallelisms, and those where the predicted or largest is fastest."""
         times, several, right, largest = self.held_out_s, 0, 0, 0
         for group in groups(self.plain, DEPLOYMENT):
             if "tpot_ms" in self.plain[group[0]].about and len({self.plain[n].about["tp"] for n in group}) > 1:
@@ -209,14 +210,14 @@ class Study:
         return several, right, largest
 
     def repeats(self) -> list[float]:
-        """Return by how many percent the times of runs of the same deployment differ."""
+        """Return the difference between repeated runs of the same deployment in percent."""
         of_deployment = groups([case for case in self.plain if "tpot_ms" in case.about], (*DEPLOYMENT, "tp"))
         served = [case.measured_s for case in self.plain if "tpot_ms" in case.about]
         times = [[served[n] for n in group] for group in of_deployment if len(group) > 1]
         return [100 * (max(group) / min(group) - 1) for group in times]
 
     def losses(self, *, experts: bool) -> Floats:
-        """Return what the predicted best length loses, by task that was measured with chains of three or more."""
+        """Return the share of speedup that the predicted K loses, by task with three or more measured K."""
         predicted, of_task = self.held_out_speedups, dict[tuple[str, str, int], list[int]]()
         for number, run in enumerate(self.runs):
             if not run.tree and ("experts" in run.cost.kind()) == experts:
@@ -249,7 +250,7 @@ class Study:
 
     @cached_property
     def errors(self) -> dict[str, Any]:
-        """Return what specsim/cost/roofline/published_errors.json has."""
+        """Return the content of specsim/cost/roofline/published_errors.json."""
         by_kind: dict[tuple[str, tuple[str, ...]], list[Prediction]] = {}
         for p in self.predictions:
             by_kind.setdefault((p.what, p.kind), []).append(p)
@@ -272,7 +273,7 @@ class Study:
 
     @cached_property
     def coverage(self) -> dict[str, dict[str, float]]:
-        """Return the share of each system's runs that are in the band which the other systems give, by what it is."""
+        """Return the share of each system's runs inside the error band that the other systems predict, by `what`."""
         shares: dict[str, dict[str, float]] = {}
         runs = groups_of(self.predictions)
         for what in (STEP, SERVED, SPEEDUP):
@@ -310,7 +311,7 @@ class Study:
         held = {what: np.mean([*shares.values()]) for what, shares in self.coverage.items()}
         return Report(
             question="How far are predicted times and speedups from what others published?",
-            answer="With one preset an engine, fitted to other systems, a decoding step of a "
+            answer="With one preset per engine, fitted to other systems, a decoding step of a "
             f"dense model is off by a median of {of[STEP_DENSE]:.1f} %, the time per output token (TPOT) by "
             f"{of[SERVED_DENSE]:.1f} %, and the speedup of a chain at batch 1 by {of[CHAINS_DENSE]:.1f} %. The K that "
             f"is predicted to be best is {choice_text(np.concatenate(lost))}. Calibrated on two runs of a deployment, "
@@ -327,42 +328,43 @@ class Study:
             columns=[
                 Column("predicted", "class"),
                 Column("runs", "runs"),
-                Column("last preset: median error, %", BEFORE, TENTH),
+                Column("previous preset: median error, %", BEFORE, TENTH),
                 Column("preset, held-out: median error, %", HELD_OUT, TENTH),
-                Column("90th percentile, systems weighing alike", "p90_percent", TENTH),
+                Column("90th percentile, systems equally weighted, %", "p90_percent", TENTH),
             ],
             shown=[{**row, BEFORE: before["class", row["class"], ""]} for row in rows if row["class"] not in BY_SYSTEM],
             table=table,
             trust=[
-                f"Measurements: {len(self.predictions)} published runs (data/), none from here. A system is a "
+                f"Measurements: {len(self.predictions)} published runs (data/), none measured here. A system is a "
                 "GPU and an engine, or with speculation a GPU and a source. Left out: "
                 + "; ".join(f"{count} ({why})" for why, count in Counter(self.left_out).most_common(WORST))
                 + ".",
-                "Held out: a system is predicted by what fits all others; table.csv also has half of the systems, by "
-                f"what fits the other half. Speedups share all ceilings. The worst is off by "
-                f"{worst[HELD_OUT]:.0f} % ({worst['what']}, {worst['models']}, {worst['system']}).",
-                f"Assumed: InferenceX's mean lengths are {INFERENCEX_LENGTH:g} of those that it names; with "
-                f"speculation {CONTEXT} tokens of context and the least tensor parallelism that fits, where the source "
+                "Held out: a system is predicted with parameters fitted to all others; table.csv also has "
+                "each half of the systems, predicted from the other. For speedups only the overheads of rounds are "
+                f"held out. The worst system is off by {worst[HELD_OUT]:.0f} % "
+                f"({worst['what']}, {worst['models']}, {worst['system']}).",
+                f"Assumed: InferenceX's mean lengths are {INFERENCEX_LENGTH:g} of those that it states; with "
+                f"speculation {CONTEXT} tokens of context and the smallest tensor parallelism that fits, if the source "
                 f"does not say; {LIKE} ran on an H100, with the acceptance of EAGLE-3's tables.",
                 f"The preset: {fixed['memory']:g} of the memory bandwidth, {US * fixed['launch_s']:g} us a "
-                f"launch, {US * fixed['all_reduce_s']:g} us an all-reduce; of a round, of a draft step and more of a "
-                "tree's round, in ms: "
+                f"launch, {US * fixed['all_reduce_s']:g} us an all-reduce. Overhead in ms per "
+                "round, per draft step, and in addition per round with a tree: "
                 + "; ".join(overheads_text(*item) for item in self.preset["overheads"].items() if "@" not in item[0])
-                + ". Engines of before mid 2025 are fitted apart.",
-                "Intervals of 90 %, from the other systems, hold so many of a system's runs, on average over systems: "
+                + ". Releases before July 2025 have overheads of their own.",
+                "Coverage: 90 % intervals that are fitted without a system contain on average so many of its runs: "
                 + ", ".join(
                     f"{100 * share:.0f} % ({what}; {len(self.coverage[what])} systems)" for what, share in held.items()
                 )
                 + ".",
-                f"Against the last preset, held out too, {len(worse)} of {len(table)} systems got worse by more than "
-                f"{WORSE:g} points, most of all {'; '.join(worse[:WORST]) or 'none'}.",
+                f"Against the previous preset, also held out, {len(worse)} of {len(table)} systems got worse by more "
+                f"than {WORSE:g} points, most of all {'; '.join(worse[:WORST]) or 'none'}.",
                 f"Choices: a best tensor parallelism (within 1 %) is predicted for {right} of {several} deployments "
                 f"(the largest is one for {largest}). A predicted best chain length is "
                 + " and ".join(f"{choice_text(own)} ({kind})" for own, kind in zip(lost, KINDS, strict=True))
-                + f"; by the last preset in {before['best K', 'tasks', '']:.0f} of all tasks, with a loss of "
+                + f"; by the previous preset in {before['best K', 'tasks', '']:.0f} of all tasks, with a loss of "
                 f"{before['best K', 'loss', '']:.2f} %" + ".",
-                f"Prompts, load: seldom named. Noise floor: {len(repeats)} deployments, measured again, differ by "
-                f"{np.median(repeats):.1f} % (median).",
+                f"Prompts, load: rarely stated. Noise floor: {len(repeats)} deployments, measured again, differ "
+                f"by {np.median(repeats):.1f} % (median).",
             ],
         )
 
@@ -389,7 +391,7 @@ class Study:
 
 
 def choice_text(losses: Floats) -> str:
-    """Write in how many tasks a choice is near the best, and what it loses on average."""
+    """Write in how many tasks a choice is within 1 % of the best, and its average loss."""
     near = int((losses <= 1 - NEAR).sum())
     return f"within 1 % of the best in {near} of {len(losses)} tasks, and loses {100 * losses.mean():.2f} % on average"
 
@@ -402,7 +404,7 @@ def overheads_text(engine: str, overheads: Mapping[str, float]) -> str:
 
 
 def groups_of(predictions: Sequence[Prediction]) -> list[Runs]:
-    """Summarise the errors by what is predicted, system and kind; one beyond `FARTHEST` counts like one there."""
+    """Summarise the errors by `what`, system and kind; means are clipped at `FARTHEST`."""
     of: dict[tuple[str, str, tuple[str, ...]], list[float]] = {}
     for p in predictions:
         of.setdefault((p.what, p.system, p.kind), []).append(math.log(p.measured / p.predicted[HELD_OUT]))
@@ -428,7 +430,7 @@ def errors_row(predictions: Sequence[Prediction]) -> dict[str, Any]:
 
 
 def by_system(predictions: Sequence[Prediction]) -> Iterator[tuple[str, str, str, list[Prediction]]]:
-    """Yield what is predicted, of which models, the system, and its predictions."""
+    """Yield `what`, the kind without the batch, the system, and its predictions."""
     of: dict[tuple[str, str, str], list[Prediction]] = {}
     for p in predictions:
         kind = ", ".join([*p.kind[:-1], *(["tree"] * p.tree)])  # without the batch
@@ -440,6 +442,6 @@ def by_system(predictions: Sequence[Prediction]) -> Iterator[tuple[str, str, str
 def system_row(
     what: str, kind: str, system: str, predictions: Sequence[Prediction], before: Mapping[tuple[str, ...], float]
 ) -> dict[str, Any]:
-    """Return what table.csv has of a system; before : by what, kind and system, the last preset's median error."""
+    """Return a system's row of table.csv. before : the previous preset's median error by what, kind and system"""
     row = {"what": what, "models": kind, "system": system, **errors_row(predictions)}
     return {**row, BEFORE: before.get((what, kind, system), float("nan"))}

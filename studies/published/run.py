@@ -1,7 +1,7 @@
 """Published measurements against predictions: `python -m studies published`.
 
-Also writes preset.json, which all runs fit together and specsim/cost/roofline/engines.json has, and errors.json, which
-specsim/cost/roofline/published_errors.json has; and llamacpp.json of the same folder.
+Also writes the files that specsim ships: preset.json, which is part of specsim/cost/roofline/engines.json, errors.json,
+which is published_errors.json there, and llamacpp.json.
 """
 
 from __future__ import annotations

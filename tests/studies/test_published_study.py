@@ -34,7 +34,9 @@ def test_systems_that_no_fit_has_seen_are_predicted_within_the_aims(study: repor
     assert rows[report.CHAINS][report.HELD_OUT] < 9 and rows[report.PACKED_SPEEDUPS][report.HELD_OUT] < 12
     losses = np.concatenate([study.losses(experts=experts) for experts in (False, True)])
     assert len(losses) == 35 and (losses <= 0.01).sum() >= 28 and losses.mean() < 0.01
-    assert all(0.85 <= np.mean([*shares.values()]) <= 0.95 for shares in study.coverage.values())  # of bands of 90 %
+    assert all(
+        0.85 <= np.mean([*shares.values()]) <= 0.95 for shares in study.coverage.values()
+    )  # bands are 90 % intervals
     two = {report.SERVED_DENSE: 5, report.SERVED_EXPERTS: 5, report.CHAINS_DENSE: 3}  # calibrated on two runs
     assert all(rows[name][report.TWO_RUNS] < most for name, most in two.items())
 
@@ -58,7 +60,7 @@ def test_speedups_of_a_source_are_predicted_by_the_other_sources(study: report.S
     assert rounds.held_out(rounds.systems, errors.each)[here] == pytest.approx(alone)
 
 
-def test_what_made_the_times_is_found_again() -> None:
+def test_parameters_that_generated_times_are_recovered() -> None:
     truth = Parameters(0.7, 4.0, 12.0, 30.0)
     some = [case for case in cases.steps() if case.about["dtype"] == "bf16"]
     some = [replace(case, sequences=8 * (1 + n % 4)) for n, case in enumerate(some)]
@@ -69,7 +71,7 @@ def test_what_made_the_times_is_found_again() -> None:
     assert truth.derating.launch_s == pytest.approx(4 * MICROSECOND)
 
 
-def test_shares_of_prompts_and_overheads_of_engines_are_found_again(study: report.Study) -> None:
+def test_prompt_shares_and_overheads_that_generated_times_are_recovered(study: report.Study) -> None:
     truth = replace(study.parameters, prompt_shares=(0.25, 0.6))
     cells = Cells.of(study.plain)
     engines = [case.about["engine"] for case in study.plain]
@@ -77,13 +79,13 @@ def test_shares_of_prompts_and_overheads_of_engines_are_found_again(study: repor
     rounds = study.rounds
     truths = {name: np.full(4, 1e-3 if cases.AT_EARLY in name else 0.4e-3) for name in study.overheads_s}
     for overheads in truths.values():
-        overheads[errors.PER_SEQUENCE] = 0.2e-3  # of all times
+        overheads[errors.PER_SEQUENCE] = 0.2e-3  # shared by both eras
     again = replace(rounds, measured=rounds.speedups(truths)).fitted(rounds.everything)
     for name in ("sglang", "vllm", "sglang@2025-03", "vllm@2025-03"):
         assert again[name][:3] == pytest.approx(truths[name][:3], rel=0.1)
 
 
-def test_how_far_systems_are_apart_is_found_again() -> None:
+def test_the_spread_between_systems_is_recovered() -> None:
     rng = np.random.default_rng(0)
     shifts = 0.2 * rng.standard_normal(400)
     runs = [

@@ -1,4 +1,4 @@
-"""Models by name: their shapes, and what a name says of the format of the weights."""
+"""Find a model's shape and the format of its weights by the model's name."""
 
 from __future__ import annotations
 
@@ -21,33 +21,37 @@ SHAPES = Path(__file__).parent / "shapes.json"
 
 
 @cache
+def _document() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(SHAPES.read_text())
+    return document
+
+
+@cache
 def public_shapes() -> dict[str, dict[str, Any]]:
-    """The published config.json of public models by name, less what does not decide times."""
-    document = json.loads(SHAPES.read_text())
+    """The published config.json of public models by name, without keys that do not change the shape."""
+    document = _document()
     shapes: dict[str, dict[str, Any]] = document["models"]
     return {**shapes, **{name: shapes[other] for name, other in document["same_shape"].items()}}
 
 
-@cache
 def released_weights() -> dict[str, str | dict[str, str]]:
     """The formats of the weights of models that were released in fewer than 16 bits, by name."""
-    released: dict[str, str | dict[str, str]] = json.loads(SHAPES.read_text())["released"]
+    released: dict[str, str | dict[str, str]] = _document()["released"]
     return released
 
 
-@cache
 def published_heads(kind: Literal["eagle3", "mtp"]) -> dict[str, dict[str, Any]]:
-    """The config.json of published heads whose sizes are not their target's, by the target's name."""
-    heads: dict[str, dict[str, Any]] = json.loads(SHAPES.read_text())[kind]
+    """The config.json of published draft heads whose sizes differ from the target's, by the target's name."""
+    heads: dict[str, dict[str, Any]] = _document()[kind]
     return heads
 
 
 @cache
 def published_head(kind: Literal["eagle3", "mtp"], target: Architecture) -> dict[str, Any]:
-    """The config.json of the head for a target of this name, or else of this shape; empty: it has its sizes."""
+    """The config.json of the published head for this target, found by name, else by shape; empty if there is none."""
     heads = published_heads(kind)
-    alike = (name for name in heads if replace(find_architecture(name), name=target.name) == target)
-    return heads.get(target.name) or heads.get(next(alike, ""), {})
+    same_shape = (name for name in heads if replace(find_architecture(name), name=target.name) == target)
+    return heads.get(target.name) or heads.get(next(same_shape, ""), {})
 
 
 class NamedModel(NamedTuple):

@@ -33,7 +33,7 @@ from specsim.cost.roofline.published import (
     published_error,
     unknown_error,
 )
-from specsim.cost.roofline.shape import MAX_SIZE, Architecture, Attention, Mlp
+from specsim.cost.roofline.shape import MAX_SIZE, Architecture, Attention, LinearAttention, Mlp
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
 from specsim.io.names import find_name, known_name, plain
@@ -45,10 +45,16 @@ SIZES = ("vocabulary", "hidden_size", "intermediate_size")
 SIZED = {"eagle": SIZES[:1], "eagle3": SIZES, "block": SIZES}  # may have sizes of their own
 EAGLE3_VOCABULARY = 32000  # tokens that released EAGLE-3 drafters can draft
 BLOCK_LAYERS = 5  # of published DFlash, DSpark and Domino drafters
-OWN_NAMES = ("dflash", "dspark", "p-eagle", "pard", "suffix")  # methods of engines beside their kind's usual one
+OWN_NAMES = ("dflash", "dspark", "p-eagle", "pard", "suffix")  # names of methods that share a kind with others
 LOOKUPS = ("suffix", "ngram-gpu", "ngram-simple", "ngram-mod", "ngram-map-k", "ngram-map-k4v", "ngram-cache")
-DRAFT_MODELS = ("model", "draftmodel", "draft", "draftsimple", "standalone")  # names that do not say which
-CONSUMER = re.compile("GeForce|Radeon|Ryzen|Apple|Arc")  # in the title of a GPU that people have at home
+DRAFT_MODELS = (
+    "model",
+    "draftmodel",
+    "draft",
+    "draftsimple",
+    "standalone",
+)  # names that do not tell which model drafts
+CONSUMER = re.compile("GeForce|Radeon|Ryzen|Apple|Arc")  # titles of consumer GPUs
 PROCESSOR = re.compile("EPYC|Xeon|CPU")
 LARGEST_NUMBER = 64  # of MEDUSA's heads, and of a block drafter's layers
 
@@ -82,7 +88,7 @@ class Drafter:
 
     @property
     def borrows_cache(self) -> bool:
-        """Whether it attends to the target's cache and has none, as Gemma-4's."""
+        """Whether it attends to the target's KV cache and has no cache of its own, as Gemma-4's assistant."""
         attention = self.model.of(Attention) if self.model else []
         return bool(attention) and all(block.values == "shared" for block in attention)
 
@@ -182,16 +188,16 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
 
 
 def _eagle3(head: Architecture, target: Architecture) -> Drafter:
-    """The drafter of a dense layer that attends to a state and an embedding."""
+    """EAGLE-3 with this layer, which attends to a projected state and an embedding."""
     return Drafter("eagle3", replace(head.attending(states=2), projected_width=3 * target.hidden_size))
 
 
 def _assistant(config: Mapping[str, Any], name: str) -> Drafter:
-    """Gemma-4's drafter: a small model on the target's cache, between projections from and to the target's states."""
+    """Gemma-4's assistant: a small model that attends to the target's cache and projects from and to its states."""
     text = dict(config.get("text_config", {}))
     text = {"model_type": "gemma4_text", **text, "num_kv_shared_layers": text.get("num_hidden_layers")}
     model = architecture_from_config(text, name)
-    if config.get("use_ordered_embeddings"):  # scores clusters of tokens, then those of the best clusters
+    if config.get("use_ordered_embeddings"):  # scores clusters of tokens, then the tokens of the best clusters
         clusters = config.get("num_centroids", 2048)
         drafted = clusters + model.vocab_size // clusters * config.get("centroid_intermediate_top_k", 32)
         model = replace(model, vocab_size=drafted)
@@ -199,7 +205,7 @@ def _assistant(config: Mapping[str, Any], name: str) -> Drafter:
 
 
 def _named_drafter(name: str) -> tuple[Mapping[str, Any], str]:
-    """The object that a drafter's name stands for: a kind, a config, or {"model": name}; and its name in engines."""
+    """The object that a drafter's name stands for (a kind, a config, or {"model": name}) and its name in engines."""
     if find_model(name) is None and config_path(name).is_file():
         return model_config(name), ""
     short, colon, number = name.partition(":")
@@ -254,17 +260,17 @@ def _drafter_of_config(config: Mapping[str, Any], name: str, target: Architectur
 
 @dataclass(frozen=True)
 class Overheads:
-    """Overhead of a round besides its passes, in seconds.
+    """Overheads in seconds, without the passes of target and drafter.
 
-    step_s : a round, and a token without speculation
-    sequence_s : each sequence of a pass of the target
-    verified_sequence_s : each sequence of a pass of the target that verifies drafts, in addition
-    round_s : a round
-    tree_round_s : a round with a tree, in addition
-    policy_step_s : a decision whether to continue
-    draft_step_s : a draft step; below 0 where measured ones take less than their pass by the roofline
-    cold_start_s : the first draft step, where the target's pass has thrown the drafter's weights out of a cache
-    cold_start_ratio : what of it is left at each further step
+    step_s : per decode step and per round
+    sequence_s : per sequence of a target pass
+    verified_sequence_s : further seconds per sequence of a target pass that verifies drafts
+    round_s : per round
+    tree_round_s : further seconds per round with a tree
+    policy_step_s : per decision whether to continue drafting
+    draft_step_s : per draft step; below 0 if measured draft steps are faster than the roofline predicts
+    cold_start_s : further seconds of the first draft step, if the target's pass evicts the drafter's weights from cache
+    cold_start_ratio : factor by which `cold_start_s` shrinks at each further step
     """
 
     step_s: float = 0.0
@@ -285,7 +291,7 @@ class Overheads:
                 raise InputError(f"roofline: {name}={value}; give {least:g} to {most:g}")
 
     def draft_step(self, place: npt.ArrayLike) -> Seconds:
-        """Of the draft step at this place of a round, from 0."""
+        """Overhead of the draft step at this place of a round, from 0."""
         return np.asarray(self.draft_step_s + self.cold_start_s * self.cold_start_ratio ** np.asarray(place))
 
 
@@ -309,10 +315,10 @@ class RooflineCost(BatchCost):
     draft_passes : the passes of `drafter.model`; default: on the target's hardware, as its own
     batch : sequences in lockstep; times are the batch's
     overheads : overhead of a round besides its passes
-    prompt_share : share of the time of other requests' prompts that a served token waits for
+    prompt_share : share of the prefill time of other requests that an output token waits for
     covered : ranges of the calibration; `notes` names requests beyond them
     engine : name of the inference engine whose overheads these are
-    remarks : what `notes` say of the costs beside their error
+    remarks : further lines of `notes`
 
     Raises InputError for a batch below 1.
 
@@ -341,6 +347,11 @@ class RooflineCost(BatchCost):
             raise InputError(f"roofline: batch={self.batch}; give at least 1")
         if self.draft_passes is None and self.drafter.model is not None:
             object.__setattr__(self, "draft_passes", replace(self.target, model=self.drafter.model))
+
+    def with_passes(self, **changes: Any) -> RooflineCost:
+        """A copy whose passes of target and drafter have these fields of `Roofline` changed."""
+        draft_passes = self.draft_passes and replace(self.draft_passes, **changes)
+        return replace(self, target=replace(self.target, **changes), draft_passes=draft_passes)
 
     @property
     def max_tree_tokens(self) -> int:
@@ -371,16 +382,16 @@ class RooflineCost(BatchCost):
         def rows_s(rows: npt.ArrayLike, ends: bool = True) -> Seconds:
             return passes.batch_seconds(BatchTokens.alike(tokens.sequences, rows, context), ends=ends)
 
-        if self.drafter.kind == "medusa":  # by the first step, on every sequence's last state
+        if self.drafter.kind == "medusa":  # its pass counts in the first step, over the last state of every sequence
             return np.where(first, rows_s(1), 0.0) + overhead_s
-        if self.drafter.kind == "block":  # a step takes what its token adds to the pass over all of them
+        if self.drafter.kind == "block":  # each step counts the time that its token adds to the single pass
             later_s = rows_s(count) - rows_s(np.maximum(count - 1, 1))
             return np.where(first, rows_s(1) + overhead_s, later_s)
         pass_s = passes.batch_seconds(tokens)
-        if self.drafter.kind == "eagle3":  # the target's states are projected by the first step
+        if self.drafter.kind == "eagle3":  # the first step projects the target's states
             later = replace(passes, model=replace(passes.model, projected_width=0))
             pass_s = np.where(first, pass_s, later.batch_seconds(tokens))
-        if self.drafter.reads_verified:  # a step takes what its token will add to the next round's first pass
+        if self.drafter.reads_verified:  # each step counts the time that its token adds to the next round's first pass
             pass_s = pass_s + rows_s(count + 1, ends=False) - rows_s(count, ends=False)
         return np.maximum(pass_s + overhead_s, 0.0)
 
@@ -397,7 +408,7 @@ class RooflineCost(BatchCost):
         return f"{of.model.name} with {drafter} on {devices} in {of.dtype}{of.formats}"
 
     def missing_bytes(self, tokens: BatchTokens) -> Floats:
-        """Memory that weights and caches before such passes need on a device beyond what it has; 0 where they fit."""
+        """Bytes by which weights and caches before these passes exceed a device's memory; 0 if they fit."""
         memory_bytes = self.target.hardware.memory_bytes
         contexts = tokens.cached / tokens.sequences
         need_bytes = self.target.device_bytes(tokens.sequences, contexts)
@@ -437,19 +448,19 @@ class RooflineCost(BatchCost):
         return self.batch_verify(tokens) + (tokens.new > tokens.sequences) * self.target.derating.launch_s
 
     def kind(self, *, drafts: bool = True) -> tuple[str, ...]:
-        """Words for what decides the error, as published runs have them; drafts : of a run with speculation."""
+        """Features of the deployment that decide its error, see `Runs`. drafts : include the drafter"""
         model, weights = self.target.model, self.target.weights
         formats = weights.values() if isinstance(weights, Mapping) else [weights]
         words = {
             "dense": model.experts is None,
             "experts": model.experts is not None,
-            "hybrid": model.linear is not None,
+            "hybrid": model.count(LinearAttention) > 0,
             "integer weights": any(str(name).startswith("int") or name in GGUF_BITS for name in formats),
             "consumer GPU": bool(CONSUMER.search(self.target.hardware.title)),
             "CPU": bool(PROCESSOR.search(self.target.hardware.title)),
         }
         drafter = "eagle" if self.drafter.kind == "eagle3" else self.drafter.kind
-        own = [word for word, said in words.items() if said]
+        own = [word for word, holds in words.items() if holds]
         return (*own, *([drafter] if drafts else []), batch_class(self.batch))
 
     @property

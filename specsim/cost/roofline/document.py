@@ -3,17 +3,17 @@
 ``target`` : a name of `public_shapes`, a config.json or its folder, or its content
 ``drafter`` : the same for a draft model, or a drafter as of `find_drafter`
 ``hardware`` : a name of `known_hardware`, or ``{"memory_bytes_s": ..., "flops": {dtype: ...}, ...}``
-``dtype`` (default bfloat16) : of states, and of all else that is not named
+``dtype`` (default bfloat16) : dtype of hidden states, and of weights and cache unless given
 ``weights`` : a format of the layers' matrices, or of some parts: ``{"attention": ..., "mlp": ..., "experts": ...,
     "head": ...}``; int4, int4-g32, int8, float8, mxfp4, nvfp4, a type of llama.cpp such as q4_k_m, or a dtype; default:
     the format in which the target is stored, by its name or config.json or as it was released; else dtype
-``stored`` : why the weights have their format, where nobody chose it
+``stored`` : why the weights have their format, if it was not chosen by the user
 ``activations`` : float8 or float4, for products in that type; default: weights are unpacked as they are read
 ``cache`` : format of keys and values: float8, q8_0, ...
 ``batch``, ``tensor_parallel``
-``engine`` : a name of `engine_preset`, whose overhead counts, also with the month of the release that runs, such as
-    "sglang@2025-03"; default: none
-``states`` : how the engine keeps linear attention's states, of `STATE_BYTES`
+``engine`` : inference engine whose overhead is added, a name of `engine_preset` or "llamacpp"; optionally with the
+    month of its release, such as "sglang@2025-03"; default: none
+``states`` : how the engine restores recurrent states after a rejection, a key of `STATE_BYTES`
 ``calibration`` : ``target`` and ``drafter``, each with ``memory``, ``compute``, ``launch_s``, ``overlap``,
     ``all_reduce_s``;
     ``overheads``; ``covered``, as `calibration_document` gives them
@@ -38,8 +38,8 @@ from specsim.io.json import from_keys
 from specsim.io.names import known_name
 
 PRESET, LLAMACPP = (Path(__file__).parent / name for name in ("engines.json", "llamacpp.json"))
-WITHOUT_PRESET = ("transformers",)  # engines whose overhead nobody has measured here
-CHANGED = "2025-07"  # from this month on engines start a draft step several times as fast
+WITHOUT_PRESET = ("transformers",)  # engines of unknown overhead
+CHANGED = "2025-07"  # first month of releases that start a draft step several times as fast
 INVALID, REMAKE = "correct it, or calibrate again", "write it anew with `python -m studies published`"
 
 
@@ -149,15 +149,15 @@ def calibration_document(cost: RooflineCost) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Preset:
-    """What the known engines, which run a step as a CUDA graph, have in common.
+    """Fitted overheads of inference engines.
 
     engines : full names by the names of `specsim advise --engine`
-    derating : shares of the hardware's ceilings that are reached, times of a launch and of an all-reduce
-    overheads : of sequences, rounds and draft steps, by engine; "vllm@2025-03" is of releases before `CHANGED`
-    prompt_shares : of the time of other requests' prompts, what a token waits for, by engine; default: all
-    vector : of passes over a few rows, see `Roofline`
-    remark : what is known of the error beside `published_errors`
-    source, date : what the numbers were fitted to
+    derating : reached shares of the hardware's ceilings, seconds of a launch and of an all-reduce
+    overheads : fields of `Overheads` in seconds, by engine; "vllm@2025-03" is for releases before `CHANGED`
+    source, date : data that the numbers were fitted to, and month of the fit
+    prompt_shares : `RooflineCost.prompt_share` by engine; default: 1
+    vector : see `Roofline`
+    remark : a further line of `RooflineCost.notes`
     """
 
     engines: dict[str, str]
@@ -170,14 +170,14 @@ class Preset:
     remark: str = ""
 
     def overheads_of(self, engine: str, month: str) -> Overheads:
-        """Of an engine as it was in a month, such as "2025-03"; of today's without one."""
+        """The overheads of an engine. month : of its release, such as "2025-03"; empty: the current release"""
         early = [name for name in self.overheads if month and month < CHANGED and name.startswith(f"{engine}@")]
         return Overheads(**self.overheads[early[0] if early else engine])
 
 
 @cache
 def engine_preset() -> Preset:
-    """Read the preset.
+    """Read the preset of vLLM, SGLang and TensorRT-LLM.
 
     Examples
     --------
@@ -190,7 +190,7 @@ def engine_preset() -> Preset:
 
 @cache
 def llamacpp_preset() -> Preset:
-    """Read the preset of llama.cpp, whose kernels and host work are its own."""
+    """Read the preset of llama.cpp, which has its own kernels and host overhead."""
     return _read_preset(LLAMACPP)
 
 
@@ -201,12 +201,11 @@ def _read_preset(path: Path) -> Preset:
 def in_engine(cost: RooflineCost, engine: str) -> RooflineCost:
     """Return the costs of the same models on the same hardware in an inference engine; InputError if it is unknown.
 
-    engine : also with a month, such as "sglang@2025-03", whose release runs
+    engine : a name, optionally with the month of its release, such as "sglang@2025-03"
 
-    An engine whose overhead is not known adds none, and a remark says so.
+    An engine of unknown overhead adds none; a remark says so.
     """
-    preset = engine_preset()
-    llamacpp = llamacpp_preset()
+    preset, llamacpp = engine_preset(), llamacpp_preset()
     known = [*preset.engines, *llamacpp.engines, *WITHOUT_PRESET]
     engine, _, month = engine.partition("@")
     engine = known_name("engine", engine, known, where="for costs on a GPU")
@@ -215,15 +214,12 @@ def in_engine(cost: RooflineCost, engine: str) -> RooflineCost:
     if engine in WITHOUT_PRESET:
         return replace(cost, remarks=(*cost.remarks, f"without the overhead of {engine}, which is not known"))
     overheads = preset.overheads_of(engine, month)
-    if cost.draft_passes is None or cost.drafter.at_once:  # a step is not launched for every token
+    if cost.draft_passes is None or cost.drafter.at_once:  # no pass is launched per drafted token
         once_s = overheads.round_s + overheads.draft_step_s
         overheads = replace(overheads, round_s=once_s, draft_step_s=0.0)
     derating = on_links(preset.derating, cost.target.hardware)
-    of_passes: dict[str, Any] = {"derating": derating, "vector": preset.vector}
     return replace(
-        cost,
-        target=replace(cost.target, **of_passes),
-        draft_passes=cost.draft_passes and replace(cost.draft_passes, **of_passes),
+        cost.with_passes(derating=derating, vector=preset.vector),
         overheads=overheads,
         prompt_share=preset.prompt_shares.get(engine, 1.0),
         engine=engine,

@@ -60,5 +60,5 @@ def drafter_config(config: Mapping[str, Any]) -> DrafterConfig | None:
     }
     whole = {key: value for key, value in numbers.items() if type(value) is int and value > 0}
     if method == "dflash" and "block" in whole:
-        whole["block"] -= 1  # its block begins with the last token of the text
+        whole["block"] -= 1  # the first token of its block is the last accepted token, not a drafted one
     return DrafterConfig(method, {**sizes, "model_type": "llama"}, **whole)

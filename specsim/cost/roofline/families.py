@@ -1,11 +1,19 @@
 """Read the shape of a decoder from its config.json, by the traits of its family.
 
-``families.json`` names the traits of each model_type; the rest follows from a config's keys. Traits: "experts", of some
-layers at least; "two" matrices in an MLP, without a gate; "tied", the default; learned "positions"; "latent" attention;
-"sparse" attention of all layers, or of those that are "indexed"; "gate" on all of attention's results, or one number a
-head, "head-gate"; what is in place of attention: gated "delta" networks, "kda", "lightning", "mamba", "mamba2", "conv",
-"rg_lru", which may stand "beside" attention; blocks that stand "alone" in a layer, or "double" beside its experts; and
-families with rules of their own.
+``families.json`` lists the traits of each model_type; the keys of the config give the sizes. Traits:
+
+"experts" : a mixture of experts in some layers at least
+"two" : MLPs of two matrices, without a gate
+"tied" : embedding and output head share weights unless the config says otherwise
+"positions" : learned position embeddings
+"latent" : multi-head latent attention
+"sparse", "indexed" : an indexer selects the cached tokens, in all layers or in those that the config lists
+"gate", "head-gate" : a gate on attention's output, one value per element or per head
+"delta", "kda", "lightning", "mamba", "mamba2", "conv", "rg_lru" : the recurrent block that replaces attention
+"beside" : the recurrent block runs in parallel with attention in each layer
+"alone" : a layer has one block, a mixer or an MLP
+"double" : a layer has two attention blocks and two MLPs, and experts in parallel with the second half
+"compressed", "relative", "gemma4", "gemma3n" : rules of a single family
 """
 
 from __future__ import annotations
@@ -35,7 +43,7 @@ from specsim.io.names import nearest_names
 FAMILIES = Path(__file__).parent / "families.json"
 MAX_LAYERS = 10_000
 INVALID = "give a decoder's config.json as Hugging Face has it"
-# What configs call the same.
+# Keys under which configs store the same size.
 HIDDEN = ("hidden_size", "n_embd", "d_model")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads")
@@ -71,31 +79,29 @@ RECURRENT = frozenset({"delta", "kda", "lightning", "mamba", "mamba2", "conv", "
 
 
 @cache
+def _document() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(FAMILIES.read_text())
+    return document
+
+
+@cache
 def families() -> dict[str, frozenset[str]]:
-    """The traits of each model_type whose passes are priced."""
-    document = json.loads(FAMILIES.read_text())
-    return {name: frozenset(traits.split()) for traits, names in document["traits"].items() for name in names.split()}
+    """The traits of each supported model_type."""
+    traits_of = _document()["traits"].items()
+    return {name: frozenset(traits.split()) for traits, names in traits_of for name in names.split()}
 
 
 @cache
 def refused() -> dict[str, str]:
-    """Why the passes of a model_type are not priced."""
-    reasons = json.loads(FAMILIES.read_text())["refused"]
-    return {name: reason for reason, names in reasons.items() for name in names.split()}
-
-
-@cache
-def full_every() -> dict[str, int]:
-    """Of families whose config may not say so, every which layer has no window; 0: none."""
-    layers: dict[str, int] = json.loads(FAMILIES.read_text())["full_every"]
-    return layers
+    """The reason why a model_type is not supported, by model_type."""
+    return {name: reason for reason, names in _document()["refused"].items() for name in names.split()}
 
 
 def architecture_from_config(config: Any, name: str) -> Architecture:
-    """The shape in a parsed config.json; InputError for keys that are missing or a kind that is not known."""
+    """The shape in a parsed config.json; InputError for missing keys or an unsupported model_type."""
     where = f"architecture {name}"
     checked(config, where, dict[str, Any], invalid=INVALID)
-    if "text_config" in config:  # a model of texts and images
+    if "text_config" in config:  # a multimodal model
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
         text = checked(config["text_config"], f"{where}: text_config", dict[str, Any], invalid=INVALID)
         whole, config = str(config.get("model_type")), {"model_type": config.get("model_type"), **text, **outer}
@@ -112,11 +118,11 @@ def architecture_from_config(config: Any, name: str) -> Architecture:
     except InputError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise InputError(f"{where}: its sizes do not fit each other ({error}); {INVALID}") from error
+        raise InputError(f"{where}: its sizes contradict each other ({error}); {INVALID}") from error
 
 
 class Reading:
-    """A config that is read. traits : of its family"""
+    """The reader of one config.json. traits : those of its model_type"""
 
     def __init__(self, config: Mapping[str, Any], where: str, traits: frozenset[str]):
         inner = (config.get(key) for key in ("attn_config", "ffn_config", "sparse_attention_config"))
@@ -125,9 +131,9 @@ class Reading:
             if isinstance(more, Mapping):
                 self.config |= {key: value for key, value in more.items() if key not in ("model_type", "hidden_size")}
         self.where, self.traits, self.kind = where, traits, str(config["model_type"])
-        if "double" in traits and "num_layers" in config:  # its num_hidden_layers counts attention
+        if "double" in traits and "num_layers" in config:  # its num_hidden_layers counts attention blocks
             self.config["num_hidden_layers"] = config["num_layers"]
-        linear = self.config.get("linear_attn_config")  # Kimi's own
+        linear = self.config.get("linear_attn_config")  # Kimi-Linear's keys
         if isinstance(linear, Mapping):
             names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim",
                      "short_conv_kernel_size": "linear_conv_kernel_dim"}  # fmt: skip
@@ -137,14 +143,14 @@ class Reading:
     def size(self, *keys: str, default: int | None = None, of: Mapping[str, Any] | None = None) -> int:
         config = self.config if of is None else of
         value = next((config[key] for key in keys if config.get(key) is not None), default)
-        if isinstance(value, list) and value and len(set(value)) == 1:  # one for each layer, all the same
+        if isinstance(value, list) and value and len(set(value)) == 1:  # the same size for each layer
             value = value[0]
         if type(value) is not int or not 0 <= value < MAX_SIZE:
             raise InputError(f"{self.where} has no {keys[0]} that is a whole number; {INVALID}")
         return value
 
     def listed(self, key: str, kind: Any = str) -> list[Any]:
-        """The list under a key; empty where there is none."""
+        """The list under a key; empty if the key is missing."""
         value = self.config.get(key)
         if value is None or (key == "moe_layer_freq" and not isinstance(value, list)):
             return []
@@ -155,14 +161,14 @@ class Reading:
         self.hidden = size(*HIDDEN)
         heads_needed = not self.traits >= {"alone"} or self.kind == "nemotron_h"
         if not self.hidden or (heads_needed and not size(*HEADS)):
-            raise InputError(f"{self.where} has no states or no heads; {INVALID}")
+            raise InputError(f"{self.where}: hidden_size or the number of heads is 0; {INVALID}")
         kinds = self.kinds()
         count = len(kinds) if self.kind == "nemotron_h" else size(*LAYERS)
         if not count <= len(kinds) <= count + size("num_nextn_predict_layers", default=0):
             raise InputError(f"{self.where}: its layer types are of {len(kinds)} layers, not {count}; {INVALID}")
         layers = tuple(self.layer(place, kind, count) for place, kind in enumerate(kinds[:count]))
         experts = next((block for layer in layers for block in layer if isinstance(block, Experts)), None)
-        # An MLP as wide as all experts of a token together, for drafters of models that have no dense MLP.
+        # Drafters of models without a dense MLP have one as wide as all experts of a token together.
         dense = experts and experts.per_token * experts.intermediate_size + experts.shared_intermediate_size
         tables, projected = self.tables(count)
         return Architecture(
@@ -179,7 +185,7 @@ class Reading:
         )
 
     def kinds(self) -> list[str]:
-        """The kind of each layer's attention, or of its only block."""
+        """The kind of each layer's attention or recurrent block, or of its only block."""
         if "compressed" in self.traits and (ratios := self.listed("compress_ratios", int)):
             return [{0: SLIDING, 4: SPARSE}.get(ratio, HEAVY) for ratio in ratios]
         for key in ("layer_types", "layers_block_type", "attention_layers", "hybrid_override_pattern"):
@@ -190,7 +196,7 @@ class Reading:
                 kinds = [KINDS.get(str(kind), "") for kind in listed]
                 unknown = [str(kind) for kind in listed if str(kind) not in KINDS]
                 if unknown:
-                    raise InputError(f"{self.where} has layers {unknown[0]!r}, whose passes are not known")
+                    raise InputError(f"{self.where} has layers of unknown type {unknown[0]!r}; {INVALID}")
                 return kinds
         count = self.size(*LAYERS)
         if count > MAX_LAYERS:
@@ -198,8 +204,8 @@ class Reading:
         return [self._kind(place, count) for place in range(count)]
 
     def _kind(self, place: int, count: int) -> str:
-        """The kind of a layer's attention, where the config does not list kinds."""
-        config, behind = self.config, place + 1
+        """The kind of a layer's attention or recurrent block, if the config does not list one per layer."""
+        config, number = self.config, place + 1
         for key, zero, other in (("attn_type_list", LINEAR, FULL), ("hybrid_layer_pattern", FULL, SLIDING),
                                  ("sparse_attention_freq", FULL, INDEXED)):  # fmt: skip
             if flags := self.listed(key, int):
@@ -212,24 +218,24 @@ class Reading:
         if "attn_layer_period" in config:
             return FULL if place % self.size("attn_layer_period") == self.size("attn_layer_offset") else LINEAR
         if "layer_group_size" in config:
-            return FULL if behind % self.size("layer_group_size") == 0 else LINEAR
+            return FULL if number % self.size("layer_group_size") == 0 else LINEAR
         if "delta" in self.traits:
-            return LINEAR if behind % max(self.size("full_attention_interval", default=4), 1) else FULL
+            return LINEAR if number % max(self.size("full_attention_interval", default=4), 1) else FULL
         if self.traits & {"mamba", "mamba2"} and "beside" not in self.traits:
             return LINEAR
         if self.traits & (RECURRENT - {"mamba", "mamba2"}):
             raise InputError(f"{self.where} has no layer_types, which say what layers have attention; {INVALID}")
         if "compressed" in self.traits:
             return HEAVY if place < 2 or place % 2 == 0 else SPARSE
-        every = full_every().get(self.kind)
+        every = _document()["full_every"].get(self.kind)  # each n-th layer has full attention; 0: none
         for key in ("sliding_window_pattern", "global_attn_every_n_layers"):
             stated = config.get(key)
             every = stated if type(stated) is int else every
         if every is None or not self.window() or not config.get("use_sliding_window", True):
             return FULL
-        if "gemma4" in self.traits and behind == count:
+        if "gemma4" in self.traits and number == count:
             return FULL
-        return FULL if every and behind % every == 0 else SLIDING
+        return FULL if every and number % every == 0 else SLIDING
 
     def window(self) -> int:
         return self.size(*WINDOW, default=0)
@@ -244,7 +250,7 @@ class Reading:
                 return (self.mlp() if kind == MLP else self.experts(config),)
             return (self.linear() if kind == LINEAR else self.attention(config, kind, place),)
         mixer: Block = self.linear() if kind == LINEAR else self.attention(config, kind, place)
-        if "double" in self.traits:  # experts run beside the second half
+        if "double" in self.traits:  # experts run in parallel with the second half
             return (mixer, self.mlp(), mixer, self.mlp(), self.experts(config))
         also = (self.linear(),) if "beside" in self.traits else ()
         return (mixer, *also, *self.feed_forward(config, place, count))
@@ -279,12 +285,12 @@ class Reading:
                 nope_dim=nope,
                 value_dim=value_dim,
                 gate_width=self.gate(heads, value_dim),
-                gate_rank=rank if self.kind == "axk2" else 0,  # made from queries' latents
-                beside=self.beside(kind),
+                gate_rank=rank if self.kind == "axk2" else 0,  # projected from the queries' latent vector
+                extra_width=self.extra_width(kind),
             )
         kv_heads = size(*KV_HEADS, default=heads, of=config)
         if self.kind == "mimo_v2_flash" and kind == SLIDING and "swa_num_key_value_heads" not in self.config:
-            kv_heads *= 2  # the rule of transformers' class
+            kv_heads *= 2  # as the class in transformers does
         if config.get("multi_query") and not config.get("new_decoder_architecture"):
             kv_heads = 1
         value_dim = size("v_head_dim", default=0, of=config)
@@ -305,26 +311,26 @@ class Reading:
             head_dim=head_dim,
             value_dim=value_dim,
             gate_width=self.gate(heads, value_dim or head_dim),
-            beside=self.beside(kind),
+            extra_width=self.extra_width(kind),
         )
 
     def ratio(self, kind: str) -> int:
-        """Tokens that an entry of a compressed cache stands for; 0: it is not compressed."""
+        """Tokens per entry of a compressed cache; 0: the cache is not compressed."""
         own = self.config.get("compress_rates") or {}
         usual = {SPARSE: ("compressed_sparse_attention", 4), HEAVY: ("heavily_compressed_attention", 128)}
         return self.size(usual[kind][0], default=usual[kind][1], of=own) if kind in usual else 0
 
     def gate(self, heads: int, value_dim: int) -> int:
-        """Width of the gate on attention's results."""
+        """Width of the gate on attention's output; 0: no gate."""
         stated = self.config.get("use_attention_gate", self.config.get("gating", True))
         if not stated or not self.traits & {"gate", "head-gate"}:
             return 0
         return heads * value_dim if "gate" in self.traits or stated == "per-element" else heads
 
-    def beside(self, kind: str) -> int:
-        """Width of what a layer projects from states beside attention."""
+    def extra_width(self, kind: str) -> int:
+        """Width of a layer's projections of the hidden state other than queries, keys and values."""
         size, traits, width = self.size, self.traits, 0
-        if "hc_mult" in self.config:  # mixes of several residual streams, before attention and before the MLP
+        if "hc_mult" in self.config:  # mixing of residual streams, before attention and before the MLP
             streams = size("hc_mult")
             mixes = 2 * streams if self.kind == "hy_v4" else (2 + streams) * streams
             width += 2 * streams * mixes
@@ -339,19 +345,19 @@ class Reading:
             width += size("d_rel") * heads + heads * (self.kind == "inkling2_text")
         if "index_kpool" in self.config and kind == INDEXED:
             width += size("index_head_dim")
-        if self.kind == "axk2":  # norms with gates, and queries and gates of the latent before and behind its norm
+        if self.kind == "axk2":  # gated norms; queries and gates read the latent vector before and after its norm
             made = size(*HEADS) * (size("qk_nope_head_dim") + size("qk_rope_head_dim") + size("v_head_dim"))
             width += 4 * size("gated_norm_rank") + size("q_lora_rank") * made // self.hidden
         width += 2 * size("hidden_size_per_layer_input", default=0) + 2 * size("laurel_rank", default=0)
         return width
 
     def index(self, kind: str, place: int) -> Indexer | None:
-        """The indexer of a layer's attention."""
+        """The indexer of a layer's attention; None: it attends to all tokens."""
         size, traits = self.size, self.traits
-        if self.kind.startswith("minimax_m3") and kind == INDEXED:  # chooses blocks of tokens
-            chosen = size("index_block_size", "sparse_block_size") * size("index_topk_blocks", "sparse_topk_blocks")
+        if self.kind.startswith("minimax_m3") and kind == INDEXED:  # selects blocks of tokens
+            top_k = size("index_block_size", "sparse_block_size") * size("index_topk_blocks", "sparse_topk_blocks")
             heads, dim = size("index_n_heads", "sparse_num_index_heads"), size("index_head_dim", "sparse_index_dim")
-            return Indexer(chosen, heads, dim, key_bytes=2 * dim, weighted=False)
+            return Indexer(top_k, heads, dim, key_bytes=2 * dim, weighted=False)
         if self.kind == "qwen4_exp_text" and kind in (INDEXED, FULL) and self.config.get("indexer_n_heads"):
             heads, dim, ratio = size("indexer_n_heads"), size("indexer_head_dim"), size("indexer_compress_ratio")
             return Indexer(size("indexer_budget"), heads, dim, ratio=ratio, key_bytes=2 * dim, weighted=False)
@@ -359,20 +365,20 @@ class Reading:
         if not (always or kind == SPARSE or ("indexed" in traits and kind == INDEXED)):
             return None
         types, every = self.listed("indexer_types"), max(size("index_topk_freq", default=1), 1)
-        behind = max(place + 1 - size("index_skip_topk_offset", default=2), 0)
+        since_first = max(place + 1 - size("index_skip_topk_offset", default=2), 0)
         dim, rank = size("index_head_dim"), size("q_lora_rank", default=0)
         return Indexer(
-            chosen=size("index_topk"),
+            top_k=size("index_topk"),
             heads=size("index_n_heads"),
             dim=dim,
             query_rank=rank,
             ratio=self.ratio(kind) or size("index_kpool", default=1),
             key_bytes=dim + 4,  # float8 with a scale in float32
-            own=types[place : place + 1] != ["shared"] if types else behind % every == 0,
+            own=types[place : place + 1] != ["shared"] if types else since_first % every == 0,
         )
 
     def linear(self) -> LinearAttention:
-        """What a layer has in place of attention."""
+        """The recurrent block of a layer."""
         size, hidden, kind = self.size, self.hidden, next(iter(self.traits & RECURRENT), "")
         state = inner_weights = 0
         products, kernel = 3, size("linear_conv_kernel_dim", "short_conv_kernel_size", "conv_kernel", default=4)
@@ -387,9 +393,9 @@ class Reading:
                 heads, dim = size("linear_num_heads", *HEADS), size("linear_head_dim", "head_dim")
                 output, convolved = heads * dim, 3 * heads * dim
                 state, inputs = output * dim, convolved + heads
-                if self.kind == "bailing_hybrid":  # decays and gates of states
+                if self.kind == "bailing_hybrid":  # decays and gates projected from the hidden state
                     inputs += 2 * output
-                else:  # of latents
+                else:  # projected from latent vectors
                     inputs, inner_weights = inputs + 2 * dim, 2 * dim * output
             case "lightning":
                 heads = size(*HEADS)
@@ -421,11 +427,13 @@ class Reading:
                 state = output = convolved = size("lru_width", default=hidden)
                 inputs, kernel, inner_weights = 2 * output, size("conv1d_width"), 2 * output**2 // heads
             case _:
-                raise InputError(f"{self.where} has layers without attention, which its family has not; {INVALID}")
+                raise InputError(
+                    f"{self.where} has recurrent layers, unlike other models of model_type {self.kind!r}; {INVALID}"
+                )
         return LinearAttention(
             state_size=state,
             convolved_width=convolved,
-            input_width=inputs + self.beside(LINEAR),
+            input_width=inputs + self.extra_width(LINEAR),
             output_width=output,
             kernel=kernel,
             products=products,
@@ -438,7 +446,7 @@ class Reading:
         return Mlp(width, 2 if "two" in self.traits else 3)
 
     def feed_forward(self, config: Mapping[str, Any], place: int, count: int) -> Iterator[Block]:
-        """The MLP of a layer, or its experts."""
+        """The MLP of a layer or its mixture of experts."""
         if self.sparse(place, count):
             yield self.experts(config)
             return
@@ -459,7 +467,7 @@ class Reading:
             yield self.mlp(widths[place] if isinstance(widths, list) else None)
 
     def sparse(self, place: int, count: int) -> bool:
-        """Whether a layer has experts in place of an MLP."""
+        """Whether a layer has a mixture of experts instead of an MLP."""
         size, config = self.size, self.config
         if self.kind.startswith("gemma4"):
             return bool(config.get("enable_moe_block"))
@@ -500,7 +508,7 @@ class Reading:
         count, per_token = size(*COUNT, of=config), size(*PER_TOKEN, of=config)
         return Experts(
             count=count,
-            # Some of a token's may be experts that return their input; on average over all.
+            # Some of a token's experts may return their input (zero experts); this is the average number of others.
             per_token=per_token * count // (count + size("zero_expert_num", default=0)),
             intermediate_size=width,
             shared_intermediate_size=stated,
@@ -511,22 +519,22 @@ class Reading:
         )
 
     def mtp_layer(self, kinds: list[str]) -> Layer:
-        """The layer of a module for multi-token prediction, where it is unlike the model's.
+        """The layer of the MTP module if it differs from the model's own layers; else empty.
 
-        kinds : of the layers behind the model's own, where the config lists them
+        kinds : kinds of the layers after the model's own, if the config lists them
         """
         kinds = kinds or [KINDS.get(kind, FULL) for kind in self.listed("mtp_layer_types")]
-        if self.kind.startswith("mimo_v2"):  # dense, and with a window
+        if self.kind.startswith("mimo_v2"):  # dense, with a sliding window
             return (self.attention(self.config, SLIDING, 0), self.mlp())
         if not kinds or "alone" in self.traits:
             return ()
-        behind = self.size(*LAYERS)
+        place = self.size(*LAYERS)
         dense = self.listed("mtp_mlp_layer_types")[:1] == ["dense"] or "moe_layers_enum" in self.config
-        blocks = (self.mlp(),) if dense else self.feed_forward(self.config, behind, behind + 1)
-        return (self.attention(self.config, kinds[0], behind), *blocks)
+        blocks = (self.mlp(),) if dense else self.feed_forward(self.config, place, place + 1)
+        return (self.attention(self.config, kinds[0], place), *blocks)
 
     def tables(self, layers: int) -> tuple[int, int]:
-        """Weights that are looked up beside the embedding, and the width of what is projected to a state besides."""
+        """Weights of lookup tables other than the embedding, and input width of their projection to hidden states."""
         size, tables, projected = self.size, 0, 0
         if "positions" in self.traits:
             tables += self.hidden * size("n_positions", "max_position_embeddings")

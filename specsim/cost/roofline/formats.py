@@ -81,7 +81,7 @@ def stored_weights(model: str | Mapping[str, Any]) -> Stored | None:
     if not isinstance(found, Mapping):
         raise InputError(f"{where}: quantization_config is not an object; {HINT}")
     weights = _stored(found, where)
-    if found.get("expert_dtype", config.get("expert_dtype")) == "fp4":  # DeepSeek-V4; a scale for 32 weights
+    if found.get("expert_dtype", config.get("expert_dtype")) == "fp4":  # DeepSeek-V4: one scale per 32 weights
         parts = weights if isinstance(weights, dict) else {"attention": weights, "mlp": weights}
         weights = {**parts, "experts": "mxfp4"}
     return Stored(weights, f"by quantization_config of {where}")

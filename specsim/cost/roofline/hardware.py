@@ -16,8 +16,8 @@ from specsim.io.names import find_name, known_name
 
 DATASHEETS = Path(__file__).parent / "hardware.json"
 LARGEST_CEILING = 1e24
-PCIE_BYTES_S = 64e9  # of PCIe 5.0 x16 in a direction; the bridges of a pair of consumer GPUs are not faster
-# Published decoding steps on 4 and 8 RTX PRO 6000 take 10 to 20 us an all-reduce more than NVLink's explain.
+PCIE_BYTES_S = 64e9  # bandwidth of PCIe 5.0 x16 per direction; bridges of pairs of consumer GPUs are not faster
+# Published decoding steps on 4 and 8 RTX PRO 6000 take 10 to 20 us per all-reduce longer than with NVLink.
 PCIE_ALL_REDUCE_S = 20e-6
 SEVERAL = re.compile(r"(?P<count>\d+)\s*[x\u00d7*]\s*(?P<name>.+)", re.IGNORECASE)  # such as 8xH100
 OTHER_GPU = 'of another GPU give the data sheet in a cost file: "hardware": {"memory_bytes_s": ..., "flops": {...}}'
@@ -40,6 +40,7 @@ BITS = {
 }  # fmt: skip
 """Bits per weight, scales included: int4 has a 16-bit scale per 128 weights (int4-g32: per 32), MXFP4 an 8-bit scale
 per 32, NVFP4 per 16. Scales per channel, or per block of 128 x 128 in float8, are not counted: less than 0.1 %."""
+STATE_DTYPES = ("bfloat16", "float16", "float32")
 PRODUCTS = {"float8": 8, "float4": 4}
 """Bits of narrow types of products."""
 
@@ -54,8 +55,8 @@ class Hardware:
     memory_bytes : memory; 0: it does not limit
     link_bytes_s : bandwidth to other devices of its kind, in a direction; 0: there are none
     link_devices : devices that are joined so; between more of them, bytes take slower ways
-    reread : shares of a matrix's reading that each further row of a small batch takes, where kernels read and unpack
-        weights again for it, as Metal's do: of weights in 16 bits or more, and of packed ones
+    reread : for kernels that read the weights again for every token of a small pass, as Metal's do: time of each token
+        after the first, relative to reading the weights once; for weights of 16 bits or more, and for packed weights
     title, source, date : full name, and source of the numbers
 
     Raises InputError for a ceiling that is not positive.
@@ -87,6 +88,11 @@ class Hardware:
         if not all(0 <= share <= 1 for share in self.reread):
             raise InputError(f"hardware {self.name}: reread={[*self.reread]}; give two shares of 0 to 1")
 
+    @property
+    def state_dtype(self) -> str:
+        """The dtype in which engines keep hidden states on this device: the first of `STATE_DTYPES` that it has."""
+        return next((name for name in STATE_DTYPES if name in self.flops), STATE_DTYPES[0])
+
     def flops_of(self, dtype: str) -> float:
         """FLOP/s in this dtype; InputError if the datasheet has none."""
         if dtype not in self.flops:
@@ -103,7 +109,7 @@ class Derating:
     launch_s : seconds to start an operation
     overlap : share of the shorter of reading and computing that hides behind the longer. 1 is the roofline; a processor
         that waits for memory before it computes has less
-    all_reduce_s : seconds of an all-reduce beside sending its bytes
+    all_reduce_s : seconds of an all-reduce without the transfer of its bytes
 
     Raises InputError for a number out of range.
 
@@ -139,7 +145,7 @@ def usual_derating() -> Derating:
 
 
 def on_links(derating: Derating, hardware: Hardware) -> Derating:
-    """The derating of an engine on this hardware: an all-reduce over PCIe takes longer than one over NVLink.
+    """The derating of an engine on this hardware: at least `PCIE_ALL_REDUCE_S` per all-reduce if it has no faster link.
 
     >>> on_links(Derating(all_reduce_s=5e-6), find_hardware("rtx-pro-6000")).all_reduce_s
     2e-05

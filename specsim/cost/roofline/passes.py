@@ -27,13 +27,13 @@ from specsim.io.errors import InputError
 from specsim.io.names import nearest_names
 
 SMALL_BATCH = 8
-"""Rows up to which llama.cpp, and Metal's kernels, multiply with packed weights as with a vector, row after row. A
-larger batch is multiplied with matrix units, and is taken to cost no less than this one."""
+"""Most rows (tokens of a pass) that llama.cpp and Metal multiply with packed weights by matrix-vector kernels, row by
+row. Larger passes use matrix units; they are assumed to take at least as long as a pass of this size."""
 STATE_BYTES = {"float32": 4, "bfloat16": 2, "replay": 4}
-"""Bytes of a number of linear attention's state, by how an engine keeps it for tokens that may be rejected: it writes
-and reads back a state behind every verified token, in this type, or runs the accepted ones anew."""
+"""Bytes per element of a recurrent state, by how an engine restores it after a rejection: it stores a state of this
+dtype after every verified token, or it stores none and runs the accepted tokens again ("replay")."""
 EXPERTS_ALIKE = 0.8
-"""n tokens of one sequence choose as many experts as n ** 0.8 independent ones. Fitted, see studies/published."""
+"""n tokens of one sequence use as many experts as n ** 0.8 tokens of different sequences; see studies/published."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Operation:
 
     bytes : read from and written to memory; link_bytes : sent to other devices; flops : of matrix products. Numbers,
         or arrays over passes.
-    launches : how many operations are started
-    all_reduces : how many times all devices wait for each other
+    launches : number of kernel launches
+    all_reduces : number of all-reduces
     products : type of the products; empty: that of the states
     """
 
@@ -70,9 +70,9 @@ class Roofline:
         are then of the wider of both types. Default: weights are unpacked to `dtype` as they are read
     cache : format of keys and values, or of latents. Default: `dtype`
     tensor_parallel : devices that share weights and cache
-    states : how the engine keeps linear attention's states, of `STATE_BYTES`
-    vector : share of float32's throughput at which further rows of a small batch are multiplied with packed weights,
-        where an engine leaves matrix units to larger batches; 0: it does not. `Hardware.reread` counts before it
+    states : how the engine restores recurrent states after a rejection, a key of `STATE_BYTES`
+    vector : share of the float32 throughput that an engine reaches if it multiplies packed weights with up to
+        `SMALL_BATCH` rows without matrix units; 0: it uses matrix units. `Hardware.reread`, if given, replaces it
     derating : reached share of the ceilings
 
     Raises InputError for a dtype without throughput, weights that do not fit, or devices without a link.
@@ -142,15 +142,15 @@ class Roofline:
 
     @property
     def notes(self) -> list[str]:
-        """What the hardware does with a few rows and with a cache's format, where that is not what others do."""
+        """Limits of the hardware that users should know: slow passes over a few tokens, and emulated cache formats."""
         name, packed = self.hardware.name, self.hardware.reread[1]
         notes = []
         if packed:
             passes = 1 + packed * (SMALL_BATCH - 1)
             notes.append(
                 f"kernels of {name} read packed weights again for each row of a small batch: a pass of {SMALL_BATCH} "
-                f"rows takes about {passes:.1f} decode steps; measure pass times, and give them to `specsim cost "
-                "calibrate`"
+                f"rows takes about {passes:.1f} decode steps; measure pass times and give them to `specsim cost "
+                "calibrate --measured`"
             )
         if self.cache == "float8" and "float8" not in self.hardware.flops:
             notes.append(
@@ -160,13 +160,13 @@ class Roofline:
 
     @cached_property
     def weight_bytes(self) -> float:
-        """Of all devices together."""
+        """Bytes of the weights on all devices together."""
         packed = {**self.model.matrices, "head": self.model.head_parameters}
         rest = self.model.parameters - sum(packed.values())
         return sum(size * self._weight_bytes(part) for part, size in packed.items()) + rest * self._width
 
     def kv_bytes(self, context: npt.ArrayLike) -> Floats:
-        """The cache of a sequence with `context` tokens, of all devices together but for their copies of it."""
+        """Bytes of the cache of a sequence with `context` tokens on all devices together; copies count once."""
         return np.asarray(self._token_bytes(context, 1) + self._state_bytes)
 
     def device_bytes(self, sequences: npt.ArrayLike, context: npt.ArrayLike) -> Floats:
@@ -175,7 +175,7 @@ class Roofline:
         return np.asarray(self.weight_bytes / self.tensor_parallel + np.asarray(sequences) * caches)
 
     def _token_bytes(self, context: npt.ArrayLike, devices: int) -> Floats:
-        """The part of a sequence's cache that grows with its context, on one of these devices."""
+        """Bytes of a sequence's cache that grow with its context, on one of `devices` devices."""
         tokens, bytes_ = np.asarray(context, dtype=np.float64), np.zeros(np.shape(context))
         for block, count in self.model.blocks.items():
             if isinstance(block, Attending):
@@ -187,7 +187,7 @@ class Roofline:
 
     @property
     def _state_bytes(self) -> float:
-        """States of a sequence's linear attention, and the last tokens that it convolves."""
+        """Bytes of a sequence's recurrent states and of the tokens that convolutions keep."""
         return float(
             sum(
                 count * (block.state_size * STATE_BYTES[self.states] + self._convolved_tokens(block))
@@ -197,7 +197,7 @@ class Roofline:
         )
 
     def _convolved_tokens(self, linear: LinearAttention) -> float:
-        """Bytes of the tokens before a new one that a layer's convolution covers."""
+        """Bytes of the past tokens that a layer's convolution reads."""
         return max(linear.kernel - 1, 0) * linear.convolved_width * self._width
 
     @property
@@ -255,7 +255,7 @@ class Roofline:
             return
         rows, count, devices = tokens.new, model.blocks.total(), self.tensor_parallel
         states = rows * model.hidden_size * self._width
-        # Reads and writes state and residual.
+        # Reads and writes the hidden state and every residual stream.
         yield Operation("norms", count * 2 * (1 + model.streams) * states, launches=count)
         for block, times in model.blocks.items():
             match block:
@@ -274,17 +274,17 @@ class Roofline:
             yield Operation("all-reduce", 0.0, link_bytes=count * sent, all_reduces=count)
 
     def _attention(self, block: Attention, count: int, hidden: int, tokens: BatchTokens) -> Iterator[Operation]:
-        """Attention to cached keys and values, by heads that devices share."""
+        """Operations of attention, whose heads are divided over the devices."""
         rows, width, devices = tokens.new, self._width, self.tensor_parallel
         inputs, queries, results = block.states * hidden, block.query_width, block.value_width
-        made = block.gate_width + block.made_width
+        projected = block.gate_width + block.made_width
         if block.query_rank:
             yield self._linear("latents", rows, inputs, block.query_rank, count, "attention", divided=False)
             yield self._linear("queries", rows, block.query_rank, queries, count, "attention")
         else:
-            made += queries
-        yield self._linear("queries, keys, values", rows, inputs, made, count, "attention")
-        yield from self._beside(block, count, hidden, tokens)
+            projected += queries
+        yield self._linear("queries, keys, values", rows, inputs, projected, count, "attention")
+        yield from self._other_projections(block, count, hidden, tokens)
         moved = count * rows * (queries + block.cached_width) * width / devices
         yield Operation("rotation, cache write", 2 * moved, launches=count)
         entries, pairs = self._reached(block, tokens)
@@ -302,12 +302,12 @@ class Roofline:
     def _latent_attention(
         self, block: LatentAttention, count: int, hidden: int, tokens: BatchTokens
     ) -> Iterator[Operation]:
-        """Attention to cached latents, which every device has; heads and their matrices are shared."""
+        """Operations of latent attention: every device holds all latent vectors, heads are divided over the devices."""
         rows, width, devices, heads = tokens.new, self._width, self.tensor_parallel, block.heads
         down = block.query_rank + block.cached_width
         yield self._linear("queries and latents", rows, hidden, down, count, "attention", divided=False)
         yield self._linear("queries", rows, block.query_rank or hidden, block.query_width, count, "attention")
-        yield from self._beside(block, count, hidden, tokens)
+        yield from self._other_projections(block, count, hidden, tokens)
         attended, pairs = self._reached(block, tokens)
         yield self._per_head("absorbed keys", rows, block.nope_dim, block.kv_rank, heads, count)
         moved = rows * (heads * block.cached_width / devices + block.cached_width)
@@ -325,7 +325,7 @@ class Roofline:
         yield self._linear("output projection", rows, heads * block.value_dim, hidden, count, "attention")
 
     def _reached(self, block: Attending, tokens: BatchTokens) -> tuple[Floats, Floats]:
-        """Entries of a layer's cache that a pass reads, and pairs of a query and an entry that it attends to."""
+        """Cache entries of a layer that a pass reads, and pairs of a query and an entry that it attends to."""
         rows, all_ = tokens.new, tokens.cached + tokens.new
         context = tokens.cached / tokens.sequences
         near = tokens.sequences * block.near(context, attended=True)
@@ -333,15 +333,14 @@ class Roofline:
         near, far = (near + rows, far) if block.window else (near, far + rows)
         near_pairs, far_pairs = tokens.pairs * (near / all_), tokens.pairs * (far / all_)
         if block.index:
-            far, far_pairs = (np.minimum(each, rows * block.index.chosen) for each in (far, far_pairs))
+            far, far_pairs = (np.minimum(each, rows * block.index.top_k) for each in (far, far_pairs))
         return near + far, near_pairs + far_pairs
 
-    def _beside(self, block: Attending, count: int, hidden: int, tokens: BatchTokens) -> Iterator[Operation]:
-        """What attention projects from states beside queries, keys and values, and the choice of cached tokens that
-        queries attend to, on every device."""
+    def _other_projections(self, block: Attending, count: int, hidden: int, tokens: BatchTokens) -> Iterator[Operation]:
+        """The projections of `extra_width` and the indexer, which every device computes in full."""
         rows, index = tokens.new, block.index
-        if block.beside:
-            yield self._linear("other projections", rows, hidden, block.beside, count, "attention", divided=False)
+        if block.extra_width:
+            yield self._linear("other projections", rows, hidden, block.extra_width, count, "attention", divided=False)
         if index is None or not index.own:
             return
         queries, made_from = index.heads * index.dim, index.query_rank or hidden
@@ -349,21 +348,22 @@ class Roofline:
         yield self._linear("index keys", rows, hidden, index.key_width, count, "attention", divided=False)
         keys, pairs = (tokens.cached + rows) / index.ratio, tokens.pairs / index.ratio
         products = "float8" if "float8" in self.hardware.flops else self.dtype
-        # Scores in float32 are written, and read to choose the highest.
+        # Scores are written in float32 and read again to select the highest.
         yield Operation("index scores", count * (keys * index.key_bytes + 2 * 4 * pairs), 2 * count * queries * pairs,
                         2 * count, products=products)  # fmt: skip
 
     def _gate(self, block: Attending, count: int, results: Floats) -> Iterator[Operation]:
-        """The gate on attention's results."""
+        """The gate on attention's output."""
         if block.gate_width:
             yield Operation("attention gate", 3 * count * results * self._width / self.tensor_parallel, launches=count)
 
     def _linear_attention(
         self, linear: LinearAttention, count: int, hidden: int, tokens: BatchTokens
     ) -> Iterator[Operation]:
-        """Attention to a state that is read and written once for each sequence, by heads that devices share.
+        """Operations of a block with a recurrent state, whose heads are divided over the devices.
 
-        An engine that verifies drafts writes the state behind every token, to undo rejected ones, and reads one back.
+        A decode step reads and writes the state of each sequence once. With states in "float32" or "bfloat16" a
+        verification pass writes and reads the state of every token, because any token may be the last accepted one.
         """
         rows, width, devices = tokens.new, self._width, self.tensor_parallel
         outputs = linear.output_width
@@ -387,7 +387,7 @@ class Roofline:
     def _linear(
         self, name: str, rows: Floats, inputs: int, outputs: int, count: int, part: Part | None, *, divided: bool = True
     ) -> Operation:
-        """A matrix of each of `count` layers, divided over the devices unless each has all of it."""
+        """A matrix of each of `count` layers. divided : over the devices; else every device holds all of it"""
         size = inputs * outputs * count / (self.tensor_parallel if divided else 1)
         states = count * rows * (inputs + outputs) * self._width
         products = self._products(self._format(part)) if part else ""
@@ -395,7 +395,7 @@ class Roofline:
         return Operation(name, weights + states, 2 * rows * size, count, products=products)
 
     def _further_bytes(self, rows: Floats, part: Part | None) -> Floats:
-        """Bytes of a weight whose reading takes as long as the further rows of a small batch."""
+        """Bytes per weight whose reading takes as long as the rows after the first take, up to `SMALL_BATCH` rows."""
         width = self._weight_bytes(part)
         share = self.hardware.reread[width < 2]
         each = share * width
@@ -405,7 +405,7 @@ class Roofline:
         return each * (np.clip(rows, 1, SMALL_BATCH) - 1)
 
     def _per_head(self, name: str, rows: Floats, inputs: int, outputs: int, heads: int, count: int) -> Operation:
-        """A matrix of each head of each of `count` layers, for inputs of that head."""
+        """A matrix per head of each of `count` layers, which multiplies the inputs of that head."""
         heads_here = heads / self.tensor_parallel
         size, states = inputs * outputs * heads_here * count, count * rows * heads_here * (inputs + outputs)
         weights = size * (self._weight_bytes("attention") + self._further_bytes(rows, "attention"))
@@ -428,8 +428,10 @@ class Roofline:
         decoded = rows - tokens.prompts
         of_sequence = np.maximum(decoded / np.maximum(tokens.sequences, 1), 1.0)
         alike = 1.0 if experts.routing == "balanced" else EXPERTS_ALIKE
-        read = experts.read(decoded * of_sequence ** (alike - 1) + tokens.prompts)  # as many independent tokens
-        again = self._further_bytes(copies / read, "experts")  # an expert's share of the rows
+        read = experts.read(
+            decoded * of_sequence ** (alike - 1) + tokens.prompts
+        )  # equivalent number of independent tokens
+        again = self._further_bytes(copies / read, "experts")  # rows per expert that is read
         weights = read * matrix * (self._weight_bytes("experts") + again)
         products = self._products(self._format("experts"))
         yield self._linear("router", rows, hidden, experts.count, count, None)
@@ -474,8 +476,8 @@ class Roofline:
 
 
 def holders(block: Attending, devices: int) -> int:
-    """How many of these devices hold a part of the cache each: those beyond the key-value heads hold copies of them,
-    and all devices hold latents."""
+    """Number of parts into which the devices divide a block's cache: at most one per key-value head, the other devices
+    hold copies; 1 for latent attention, whose cache every device holds in full."""
     return min(devices, block.kv_heads) if isinstance(block, Attention) else 1
 
 

@@ -1,11 +1,19 @@
 """Roofline costs calibrated on a few measured points: times per output token of an engine, with and without drafts.
 
-A time per token without speculation is a + b R + c, where R is a decoding step by the roofline without bytes between
-GPUs: a is what the engine takes for a step beside the passes, b how much longer passes take than the roofline says, c
-what bytes between GPUs and each sequence take, which no point tells and is kept as given. With drafts of K tokens, a
-round of which tau tokens come out takes tau times the time per token: a + b V(K + 1) + b D(K) + x K + y, and c, where V
-and D are verification and drafting by the roofline, x is what the engine takes for a draft step beside its pass, and y
-for a round. An x below 0 is a draft step that is faster than the data sheet says, but never below 0 itself.
+Without speculation, the time per output token is modelled as a + b R + c:
+
+R : seconds of a decode step by the roofline, without transfers between GPUs
+a : overhead of the engine per step
+b : ratio of measured to predicted pass times
+c : seconds of transfers between GPUs and of each sequence, which points do not determine; they keep their preset values
+
+With drafts of K tokens and mean acceptance length tau, a round takes tau times the time per output token. It is
+modelled as a + b V(K + 1) + b D(K) + x K + y + c:
+
+V, D : seconds of verification and drafting by the roofline
+x : overhead of the engine per draft step; below 0 if draft steps are faster than the roofline predicts, but the
+    predicted time of a draft step stays at 0 or above
+y : overhead of the engine per round
 """
 
 from __future__ import annotations
@@ -90,7 +98,7 @@ class Fitted:
     cost : calibrated
     factor : b, times of passes over those of the roofline
     errors_percent : of the predicted time per token at each point, with its sign
-    contradictions : points that no such costs meet, in words
+    contradictions : a line that names the points whose error exceeds the measurement noise; empty if none does
     held_out_percent : the same where the point itself is left out of the fit; None where too few are left
     """
 
@@ -132,7 +140,7 @@ def calibrated_on_points(cost: RooflineCost, points: Sequence[Point]) -> Fitted:
 
 
 def _contradictions(points: Sequence[Point], errors_percent: Sequence[float]) -> list[str]:
-    """Name points that the fit of all misses by more than noise, and those of the same run that differ by more."""
+    """Name the points whose time per token the fit misses by more than the measurement noise."""
     off = [
         f"{point} ({error:+.0f} %)"
         for point, error in zip(points, errors_percent, strict=True)
@@ -180,7 +188,8 @@ def _fit(cost: RooflineCost, points: Sequence[Point]) -> tuple[RooflineCost, flo
     bare = replace(scaled, overheads=replace(of_sequences, step_s=step_s))
     lengths = [float(point.k) for point in drafted]
     columns = [[1.0] * len(drafted)] if len(set(lengths)) == 1 else [[1.0] * len(drafted), lengths]
-    # Drafts that take the least are taken out, so that the part that is found of each is not below 0.
+    # nnls finds no negative time. So the shortest draft step is taken out of the prediction before the fit, and
+    # subtracted from the fitted time per draft step afterwards.
     least_s = _least_draft_s(bare, drafted) if len(columns) > 1 else 0.0
     left = [max(point.round_s - predicted_s(bare, point) + least_s * point.k, 0.0) for point in drafted]
     round_s, *draft = _shares(columns, left, [point.round_s for point in drafted])
@@ -189,7 +198,7 @@ def _fit(cost: RooflineCost, points: Sequence[Point]) -> tuple[RooflineCost, flo
 
 
 def _least_draft_s(cost: RooflineCost, points: Sequence[Point]) -> float:
-    """The shortest draft step of the points' rounds by the roofline; 0 for drafters without steps of their own."""
+    """Seconds of the shortest draft step in the points' rounds; 0 for drafters that do not run a pass per token."""
     if cost.draft_passes is None or cost.drafter.at_once:
         return 0.0
     return min(

@@ -1,4 +1,4 @@
-"""How far predictions of published runs are off, by kind of run: what `notes` and bands of uncalibrated costs say."""
+"""Prediction errors on published runs, by kind of run: the notes and error bands of uncalibrated roofline costs."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ import numpy as np
 from specsim.io.arrays import Floats
 
 ERRORS = Path(__file__).parent / "published_errors.json"
-SMALL = 8  # largest batch of the class between one sequence and many
-WIDE_PERCENT = 40.0  # 90th percentile from which on a prediction is not to be relied on
-# Median errors of speedups of deployments between two that costs were calibrated on, by experts and batch: "How far to
-# trust this" of `python -m studies published`.
+SMALL = 8  # largest batch of the middle class, see `batch_class`
+WIDE_PERCENT = 40.0  # 90th percentile of the error above which notes advise against relying on a prediction
+# Median error in percent of a speedup at a batch or K between the two that costs were calibrated on, by (model has
+# experts, batch size is 1).
 CALIBRATED_PERCENT = {(False, True): 0.5, (False, False): 7.2, (True, True): 5.6, (True, False): 5.6}
 NORMAL_MEDIAN = 0.6745  # of the absolute value of a standard normal
 NORMAL_90 = 1.645  # from the 5th percentile of a standard normal to its median
-NOT_ALIKE = "no published run like this one"
 
 
 class Runs(NamedTuple):
-    """Published runs of a kind on a system, and log(measured / predicted) by what fits the other systems.
+    """Published runs of one kind on one system, predicted with parameters that were fitted to the other systems.
 
-    what : "decoding step", "TPOT" (time per output token of a loaded server) or "speedup"
+    what : predicted quantity: "decoding step", "TPOT" (time per output token of a loaded server) or "speedup"
     system : GPU and engine, or GPU and source
-    kind : what the runs are, such as ("experts", "mtp", "batch 1")
-    runs : how many
-    mean, sd : of log(measured / predicted)
+    kind : features of the runs, such as ("experts", "mtp", "batch 1")
+    runs : number of runs
+    mean, sd : mean and standard deviation of log(measured / predicted)
     """
 
     what: str
@@ -43,7 +42,7 @@ class Runs(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """Errors of published runs of a kind, in percent: how many runs and systems, and quantiles without sign."""
+    """Absolute errors of the published runs of a kind in percent, and the numbers of systems and runs."""
 
     what: str
     kind: tuple[str, ...]
@@ -54,7 +53,7 @@ class Errors(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """Standard deviations of log(measured / predicted): of the words of a kind, of systems, of a system's runs."""
+    """Standard deviations of log(measured / predicted) between words of a kind, systems, and runs of a system."""
 
     word: float
     system: float
@@ -62,19 +61,19 @@ class Spread(NamedTuple):
 
 
 class Error(NamedTuple):
-    """log(measured / predicted) of a run on another system: its mean, and from it to the 95th percentile."""
+    """Expected log(measured / predicted) of a run on a new system. reach : 95th percentile minus mean"""
 
     mean: float
     reach: float
 
     @property
     def band(self) -> tuple[float, float]:
-        """5th and 95th percentile of measured over predicted; it holds the prediction itself."""
+        """5th and 95th percentile of measured / predicted, widened to include 1."""
         return math.exp(min(self.mean - self.reach, 0.0)), math.exp(max(self.mean + self.reach, 0.0))
 
     @property
     def sd(self) -> float:
-        """Standard deviation of a normal distribution that reaches as far."""
+        """Standard deviation of the normal distribution with the same `reach`."""
         return self.reach / NORMAL_90
 
 
@@ -97,22 +96,22 @@ def _document() -> dict[str, Any]:
 
 @cache
 def published_runs() -> tuple[Runs, ...]:
-    """Read the errors by system and kind, as `python -m studies published` finds them."""
+    """Read the errors by system and kind, which `python -m studies published` computes."""
     return tuple(Runs(what, system, tuple(kind), *rest) for what, system, kind, *rest in _document()["runs"])
 
 
 def published_errors(what: str, kind: Sequence[str]) -> Errors | None:
-    """Find the errors of runs of exactly this kind; None where none was published."""
+    """Find the errors of runs of exactly this kind; None if none was published."""
     found = next((row for row in _document()["kinds"] if row[0] == what and set(row[1]) == {*kind}), None)
     return found and Errors(found[0], tuple(found[1]), *found[2:])
 
 
 @cache
 def published_error(what: str, kind: tuple[str, ...]) -> Error | None:
-    """Estimate the error of a run of this kind on a system that was not published; None without a run like it.
+    """Estimate the error of a run of this kind on a new system; None if a word of the kind is in no published run.
 
-    Every word of the kind shifts the logarithm by an unknown amount, and so does the system. What a word's runs tell
-    is drawn to 0 the more the fewer systems they ran on, and the interval is Student's over systems.
+    A random-effects model: log(measured / predicted) is a sum of one effect per word of the kind, one per system, and
+    noise. Effects of words that few systems ran are shrunk to 0. The interval uses Student's t over systems.
 
     >>> published_error("speedup", ("experts", "prompt-lookup", "batch 1")) is None
     True
@@ -132,14 +131,14 @@ def expected_error(published: Sequence[Runs], kind: Iterable[str], spread: Sprea
     if not {*kind} <= {*words} or len(systems) < 2:
         return None
 
-    def said(of: Iterable[str]) -> Floats:
+    def indicators(of: Iterable[str]) -> Floats:
         return np.array([1.0, *(word in {*of} for word in words)])
 
-    rows = np.array([said(runs.kind) for runs in published])
+    rows = np.array([indicators(runs.kind) for runs in published])
     same = np.array([[one.system == other.system for other in published] for one in published])
     noise = np.diag([spread.run**2 / runs.runs for runs in published])
     between = spread.word**2 * rows @ rows.T + spread.system**2 * same + noise
-    new = said(kind)
+    new = indicators(kind)
     shared = spread.word**2 * rows @ new
     solved = np.linalg.solve(between, np.column_stack([[runs.mean for runs in published], shared]))
     variance = spread.word**2 * new @ new + spread.system**2 + spread.run**2 - shared @ solved[:, 1]
@@ -147,12 +146,12 @@ def expected_error(published: Sequence[Runs], kind: Iterable[str], spread: Sprea
 
 
 def spread_of(what: str) -> Spread:
-    """Read how far words, systems and runs are apart."""
+    """Read the standard deviations between words, systems and runs."""
     return Spread(*_document()["spread"][what])
 
 
 def error_note(what: str, kind: tuple[str, ...]) -> str:
-    """Write how far published runs like this one were off.
+    """Write the note on the prediction errors of published runs of this kind.
 
     >>> error_note("speedup", ("experts", "prompt-lookup", "batch 1"))[:61]
     'no published run like this one (experts, prompt-lookup, batch'
@@ -160,7 +159,10 @@ def error_note(what: str, kind: tuple[str, ...]) -> str:
     name = ", ".join(kind)
     if published_error(what, kind) is None:
         low, high = (100 * (1 / ratio - 1) for ratio in _document()["worst"][what])
-        return f"{NOT_ALIKE} ({name}): the plain roofline's worst {what}s are {high:+.0f} and {low:+.0f} % off"
+        return (
+            f"no published run like this one ({name}): the plain roofline's worst {what}s are {high:+.0f} and "
+            f"{low:+.0f} % off"
+        )
     errors = published_errors(what, kind)
     if errors is None:
         total = sum(runs.runs for runs in published_runs() if runs.what == what)
@@ -173,10 +175,10 @@ def error_note(what: str, kind: tuple[str, ...]) -> str:
 
 
 def unknown_error(what: str) -> float:
-    """Standard deviation of log(measured / predicted) of a run that no published one is like: of systems and runs."""
+    """Standard deviation of log(measured / predicted) of a run unlike all published ones: over words, systems, runs."""
     return math.hypot(*spread_of(what))
 
 
 def calibrated_error(*, experts: bool, batch: int) -> float:
-    """Standard deviation of log(measured / predicted speedup) of calibrated costs, at another deployment."""
+    """Standard deviation of log(measured / predicted speedup) of calibrated costs, at another batch or K."""
     return math.log1p(CALIBRATED_PERCENT[experts, batch == 1] / 100) / NORMAL_MEDIAN

@@ -2,7 +2,8 @@
 
 While a request decodes, the prompts of the others are read in the same steps: a request that leaves after `osl` tokens
 makes room for a prompt, so each of the other `concurrency - 1` requests adds a prompt every `osl` output tokens.
-Engines that read prompts in steps of their own, or several at once, make a request wait for a share of them alone.
+If an engine reads prompts in separate steps, or several in one step, a request waits for a share of that time
+(`RooflineCost.prompt_share`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from specsim.io.errors import InputError
 def with_prompt(prompt_tokens: float, decoding: BatchTokens) -> BatchTokens:
     """Add a prompt to a decoding step. A token of the prompt attends to half of the prompt on average."""
     pairs = prompt_tokens * (prompt_tokens + 1) / 2
-    both = decoding.sequences + 1, decoding.new + prompt_tokens, decoding.cached, decoding.pairs + pairs
-    return BatchTokens(*both, decoding.prompts + prompt_tokens)
+    sizes = decoding.sequences + 1, decoding.new + prompt_tokens, decoding.cached, decoding.pairs + pairs
+    return BatchTokens(*sizes, decoding.prompts + prompt_tokens)
 
 
 def prompt_s(passes: Roofline, prompt_tokens: float, decoding: BatchTokens) -> float:
-    """Seconds by which a prompt lengthens the step in which it is read, beside the tokens that are decoded.
+    """Seconds by which a prompt lengthens the decode step that it is prefilled with.
 
     Only the prompt's last token gets logits, so the layers alone count.
     """

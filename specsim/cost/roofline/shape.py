@@ -13,7 +13,7 @@ import numpy.typing as npt
 from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
 
-MAX_SIZE = 2**31  # of any number of a shape
+MAX_SIZE = 2**31  # exclusive limit of every size
 Routing = Literal["uniform", "balanced"]
 Part = Literal["attention", "mlp", "experts", "head"]
 Values = Literal["own", "projected keys", "keys", "shared"]
@@ -21,20 +21,20 @@ Values = Literal["own", "projected keys", "keys", "shared"]
 
 @dataclass(frozen=True)
 class Indexer:
-    """Chooses the cached tokens that a query of sparse attention attends to.
+    """The indexer of sparse attention, which selects the cached tokens that a query attends to.
 
-    chosen : entries of the cache that a query attends to at most
-    heads, dim : heads and their width
-    query_rank : width of the latent that its queries are made from; 0: they are made from states
-    ratio : tokens that a key of the index stands for
+    top_k : most cache entries that a query attends to
+    heads, dim : number and width of the indexer's heads
+    query_rank : width of the latent vector that queries are projected from; 0: from the hidden state
+    ratio : cached tokens per index key
     key_bytes : bytes of a cached key
-    weighted : whether the heads' scores are weighted by the state
-    own : whether this layer has it; else it takes the choice of an earlier layer
+    weighted : whether a projection of the hidden state weights the scores of the heads
+    own : whether this layer has an indexer of its own; else it reuses the selection of an earlier layer
 
     References: DeepSeek-AI 2025, DeepSeek-V3.2-Exp.
     """
 
-    chosen: int
+    top_k: int
     heads: int
     dim: int
     query_rank: int = 0
@@ -45,7 +45,7 @@ class Indexer:
 
     @property
     def key_width(self) -> int:
-        """Width of what is projected from a state: a key, and a weight of each head."""
+        """Width of the projection of a hidden state: a key, and a weight per head."""
         return self.dim + self.weighted * self.heads
 
     def weights(self, hidden: int) -> int:
@@ -54,15 +54,15 @@ class Indexer:
 
 @dataclass(frozen=True, kw_only=True)
 class Attending:
-    """A block that attends to cached tokens.
+    """An attention block with a cache that grows with the context.
 
-    heads : of queries
+    heads : number of query heads
     window : latest tokens that a query attends to; 0: all
-    chunked : whether it attends within chunks of `window` tokens, on average to half of one once the context is longer
-    ratio : tokens that an entry of the cache stands for beyond the window; 0: there are none beyond
-    index : what chooses the entries that are attended to, of those that are not in the window
-    gate_width : width of a gate on the results of all heads
-    beside : width of all else that is projected from a state, such as compressed keys
+    chunked : whether a query attends to its chunk of `window` tokens, which holds half as many on average
+    ratio : tokens per cache entry beyond the window; 0: the cache holds the window alone
+    index : selects the entries beyond the window that a query attends to; None: all
+    gate_width : width of the gate on the output of all heads
+    extra_width : width of other projections of the hidden state, such as compressed keys
     """
 
     heads: int
@@ -71,46 +71,47 @@ class Attending:
     ratio: int = 0
     index: Indexer | None = None
     gate_width: int = 0
-    beside: int = 0
+    extra_width: int = 0
 
     def near(self, context: Floats, *, attended: bool = False) -> Floats:
-        """Cached tokens of the window; attended : those that a query attends to, on average"""
+        """Cached tokens in the window. attended : count those that a query attends to on average, fewer in chunks"""
         if not self.window:
             return np.zeros_like(context)
         longest = self.window / 2 if self.chunked and attended else self.window
         return np.where(context < self.window, context, longest)
 
     def far(self, context: Floats) -> Floats:
-        """Entries of the cache that are not in a window."""
+        """Cache entries beyond the window."""
         if not self.window:
             return context
         return context / self.ratio if self.ratio else np.zeros_like(context)
 
     def cached(self, context: Floats) -> Floats:
-        """Entries that the cache holds at this context."""
+        """Cache entries at this context length."""
         return self.near(context) + self.far(context)
 
     def attended(self, context: Floats) -> Floats:
-        """Cached entries that a query attends to at this context, unless an indexer chooses of them."""
+        """Cache entries that a query attends to at this context length, before an indexer selects from them."""
         return self.near(context, attended=True) + self.far(context)
 
-    def others(self, hidden: int) -> int:
-        """Weights of the indexer and of all else that is projected from a state."""
-        return self.beside * hidden + (self.index.weights(hidden) if self.index else 0)
+    def extra_weights(self, hidden: int) -> int:
+        """Weights of the indexer and of the projections of `extra_width`."""
+        return self.extra_width * hidden + (self.index.weights(hidden) if self.index else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Attending):
-    """Attention with key-value heads.
+    """Multi-head, grouped-query or multi-query attention.
 
-    kv_heads : key-value heads
-    head_dim, value_dim : of a head, widths of keys and of values; 0: values are as wide as keys
-    values : "own"; "projected keys", of which the cache holds both, as in Gemma-4; "keys" themselves, as in
-        DeepSeek-V4; "shared": keys and values are those of an earlier layer
-    states : states side by side that queries, keys and values are made from; EAGLE-3: 2
-    query_rank : width of the queries' latent; 0: queries are made from states
-    output_rank, output_groups : results of so many groups of heads are each projected to this width first; 0: they are
-        not
+    kv_heads : number of key-value heads
+    head_dim, value_dim : width of a head's keys and of its values; value_dim 0: as wide as keys
+    values : "own": values have their own projection; "projected keys": keys and values share a projection and the cache
+        holds both (Gemma-4); "keys": the cached keys are the values (DeepSeek-V4); "shared": keys and values of an
+        earlier layer are used, this layer caches none
+    states : hidden states that are concatenated as input of the projections; EAGLE-3: 2
+    query_rank : width of the latent vector that queries are projected from; 0: from the hidden state
+    output_rank, output_groups : a low-rank output projection first maps each of `output_groups` groups of heads to
+        `output_rank`; rank 0: one output matrix
     """
 
     kv_heads: int
@@ -136,7 +137,7 @@ class Attention(Attending):
 
     @property
     def kv_width(self) -> int:
-        """Numbers of a cached token that a query attends to, without an indexer's keys."""
+        """Numbers of a cached token that attention reads, without an indexer's keys."""
         keys = self.kv_heads * self.head_dim
         return keys if self.values == "keys" else keys + self.kv_heads * (self.value_dim or self.head_dim)
 
@@ -147,7 +148,7 @@ class Attention(Attending):
 
     @property
     def made_width(self) -> int:
-        """Width of keys and values as they are projected from states."""
+        """Width of the projection to keys and values."""
         return self.kv_heads * self.head_dim if self.values in ("projected keys", "keys") else self.cached_width
 
     def weights(self, hidden: int) -> int:
@@ -158,25 +159,26 @@ class Attention(Attending):
         output = self.value_width * hidden
         if self.output_rank:
             output = self.output_rank * (self.value_width + self.output_groups * hidden)
-        return queries + inputs * (self.gate_width + self.made_width) + output + self.others(hidden)
+        return queries + inputs * (self.gate_width + self.made_width) + output + self.extra_weights(hidden)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention(Attending):
-    """Multi-head latent attention: all heads share a latent vector per token, which is all that the cache holds.
+    """Multi-head latent attention (MLA): the cache holds one latent vector and one rotary key per token for all heads.
 
-    While decoding, the matrices that expand latents to keys and values of every head are applied to queries and results
-    instead ("absorbed"), so that attention's products are as wide as a latent.
+    In decoding, the up-projections of keys and values are absorbed into queries and outputs, so attention scores and
+    sums are computed at the width of the latent vector.
 
-    kv_rank, rope_dim : widths of a cached token's latent and of its rotated key
-    query_rank : width of the queries' latent; 0: queries are made from states
-    nope_dim, value_dim : of a head, widths of the part of a key that is not rotated, and of a value
-    gate_rank : width of the latent that the gate is made from; 0: it is made from states
+    kv_rank, rope_dim : width of a token's latent vector and of its rotary key
+    query_rank : width of the latent vector that queries are projected from; 0: from the hidden state
+    nope_dim, value_dim : width per head of the keys' part without rotary embedding, and of values
+    gate_rank : width of the latent vector that the gate is projected from; 0: from the hidden state
 
     References: DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, section 2.1.
 
     >>> from specsim.cost.roofline.architecture import find_architecture
-    >>> find_architecture("deepseek-v3").latent.cached_width
+    >>> from specsim.cost.roofline.shape import LatentAttention
+    >>> find_architecture("deepseek-v3").of(LatentAttention)[0].cached_width
     576
     """
 
@@ -204,26 +206,27 @@ class LatentAttention(Attending):
         head = self.kv_rank * (self.nope_dim + self.value_dim) + self.value_dim * hidden
         queries = (self.query_rank or hidden) * self.query_width
         gate = (self.gate_rank or hidden) * self.gate_width
-        return shared + queries + self.heads * head + gate + self.others(hidden)
+        return shared + queries + self.heads * head + gate + self.extra_weights(hidden)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAttention:
-    """A state of fixed size in place of a KV cache: linear attention, state-space models, convolutions.
+    """A block with a recurrent state of fixed size instead of a KV cache: linear attention, Mamba, convolutions.
 
-    state_size : numbers of the state of a sequence, in float32
-    convolved_width : numbers of a token that a convolution covers: queries, keys and values
-    input_width : all that is projected from a state: what is convolved, gates, decays, update rates
-    output_width : numbers of a token's result
-    kernel : tokens that the convolution covers; 0: there is none
-    products : products with each number of the state: its correction, its update, its use
-    inner_weights : weights of matrices between the projections from and to states
-    heads : parts of the state that devices can have
+    state_size : elements of a sequence's recurrent state
+    convolved_width : channels of the short convolution: queries, keys and values
+    input_width : width of the input projection: convolved channels, gates, decays, update rates
+    output_width : width of a token's output before the output projection
+    kernel : tokens that the convolution covers; 0: no convolution
+    products : multiply-adds per token and element of the state, such as correction, update and readout
+    inner_weights : weights between the input and output projections
+    heads : heads of the state, which tensor parallelism divides
 
     References: Yang et al. 2024, "Gated Delta Networks", arXiv:2412.06464; Dao and Gu 2024, Mamba-2, arXiv:2405.21060.
 
     >>> from specsim.cost.roofline.architecture import find_architecture
-    >>> find_architecture("qwen3-next-80b-a3b").linear.state_size
+    >>> from specsim.cost.roofline.shape import LinearAttention
+    >>> find_architecture("qwen3-next-80b-a3b").of(LinearAttention)[0].state_size
     524288
     """
 
@@ -245,7 +248,7 @@ class LinearAttention:
 
 @dataclass(frozen=True)
 class Mlp:
-    """A dense MLP. intermediate_size : its inner width; matrices : 3 with a gate, else 2"""
+    """A dense MLP. intermediate_size : inner width; matrices : 3 with a gate, else 2"""
 
     intermediate_size: int
     matrices: int = 3
@@ -258,19 +261,20 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Experts:
-    """The mixture of experts in place of a layer's MLP.
+    """A mixture of experts, which replaces a layer's MLP.
 
-    count, per_token : experts of a layer, and how many of them a token goes to
+    count, per_token : experts in the layer, and experts that a token is routed to
     intermediate_size : inner width of an expert
-    shared_intermediate_size : inner width of the expert that every token goes to; 0: there is none
-    routing : whether tokens choose experts uniformly and independently, or so that as many experts as possible get a
-        token
-    probs : router statistics in place of `routing`: the probability that a token goes to each expert; `count` numbers
-        that sum to `per_token`
-    matrices : of an expert, 3 with a gate, else 2
-    latent : width that states are projected to for the experts, and back; 0: experts see states
+    shared_intermediate_size : inner width of the shared expert, which every token uses; 0: none
+    routing : "uniform": tokens choose experts uniformly and independently; "balanced": tokens spread over as many
+        experts as possible
+    probs : measured router statistics, which replace `routing`: the probability that a token goes to each expert;
+        `count` numbers that sum to `per_token`
+    matrices : matrices of an expert, 3 with a gate, else 2
+    latent : width to which hidden states are projected before the experts, and from which they are projected back;
+        0: experts read hidden states
 
-    Raises InputError for probabilities that are none, or more experts a token than there are.
+    Raises InputError for invalid probabilities, or if per_token exceeds count.
 
     >>> from specsim.cost.roofline.shape import Experts
     >>> mixtral = Experts(count=8, per_token=2, intermediate_size=14336)
@@ -305,7 +309,7 @@ class Experts:
             )
 
     def read(self, n_tokens: npt.ArrayLike) -> Floats:
-        """Expected number of experts that n tokens of a pass go to, and so are read."""
+        """Expected number of experts whose weights a pass over n tokens reads."""
         n = np.asarray(n_tokens, dtype=np.float64)
         if self.probs:
             return np.asarray(np.sum(1 - (1 - np.array(self.probs)) ** n[..., None], axis=-1))
@@ -317,7 +321,7 @@ class Experts:
         return self.count * self.matrices * (self.latent or hidden) * self.intermediate_size
 
     def shared_weights(self, hidden: int) -> int:
-        """Weights of the shared expert and of the projections to and from the experts' latent, which count as MLPs."""
+        """Weights of the shared expert and of the projections to and from `latent`, which have the MLP's format."""
         return hidden * (self.matrices * self.shared_intermediate_size + 2 * self.latent)
 
 
@@ -329,19 +333,19 @@ B = TypeVar("B", Attention, LatentAttention, LinearAttention, Mlp, Experts)
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder: layers of blocks, each behind a norm, between an embedding and a head.
+    """A decoder-only model: an embedding, layers of pre-norm blocks, and an output head.
 
-    name : as errors call it
-    hidden_size, vocab_size : widths of states and of the head
+    name : name in error messages and reports
+    hidden_size, vocab_size : width of the hidden state and of the output head
     layers : the blocks of each layer, in order
-    tied : whether the head is the embedding's table
-    intermediate_size : inner width of a dense MLP, for drafters
-    mtp_layer : the layer of its module for multi-token prediction, where that is unlike the others
-    tables : weights of tables that are looked up beside the embedding, such as learned positions
-    projected_width : width of all states and embeddings that are projected to a state before the first layer; EAGLE:
-        that of two states
-    streams : residual states of a token side by side, as hyper-connections have them
-    medusa_heads : residual blocks on the last state, each with a head of its own
+    tied : whether embedding and output head share their weights
+    intermediate_size : inner width of a dense MLP in this model's drafters
+    mtp_layer : layer of the model's MTP module if it differs from the model's own layers
+    tables : weights of lookup tables other than the embedding, such as learned positions
+    projected_width : input width of the projection before the first layer, which concatenates hidden states and
+        embeddings; EAGLE: 2 * hidden_size; 0: no projection
+    streams : parallel residual streams of a token (hyper-connections)
+    medusa_heads : MEDUSA heads on the last hidden state, each a residual block and an output head
 
     >>> from specsim.cost.roofline.architecture import find_architecture
     >>> model = find_architecture("llama-2-7b")
@@ -376,11 +380,11 @@ class Architecture:
 
     @cached_property
     def blocks(self) -> Counter[Block]:
-        """How many there are of each block."""
+        """Number of occurrences of each block."""
         return Counter(block for layer in self.layers for block in layer)
 
     def of(self, kind: type[B]) -> list[B]:
-        """The blocks of a kind, each once."""
+        """The different blocks of a kind."""
         return [block for block in self.blocks if isinstance(block, kind)]
 
     @property
@@ -388,23 +392,13 @@ class Architecture:
         return len(self.layers)
 
     @property
-    def latent(self) -> LatentAttention | None:
-        """The first latent attention that it has."""
-        return next(iter(self.of(LatentAttention)), None)
-
-    @property
-    def linear(self) -> LinearAttention | None:
-        """The first linear attention that it has."""
-        return next(iter(self.of(LinearAttention)), None)
-
-    @property
     def experts(self) -> Experts | None:
-        """The first mixture of experts that it has."""
+        """The first mixture of experts, or None."""
         return next(iter(self.of(Experts)), None)
 
     @property
     def widest_attention(self) -> Attention | LatentAttention:
-        """Attention as it has, to all tokens if any does; InputError where it has none."""
+        """The model's attention without a sliding window; InputError for a model without attention."""
         blocks: list[Attention | LatentAttention] = [*self.of(Attention), *self.of(LatentAttention)]
         blocks.sort(key=lambda block: block.window > 0)
         if not blocks:
@@ -413,7 +407,7 @@ class Architecture:
 
     @property
     def plain_attention(self) -> Attention:
-        """Attention to all tokens with its heads, as drafters have it."""
+        """Full attention with the model's numbers of heads, as drafters of one dense layer use it."""
         block = self.widest_attention
         if isinstance(block, LatentAttention):
             return Attention(heads=block.heads, kv_heads=block.heads, head_dim=block.value_dim)
@@ -421,26 +415,26 @@ class Architecture:
 
     @property
     def dense_layer(self) -> Layer:
-        """A layer of its attention and a dense MLP, as drafters have it."""
+        """A layer of the model's attention and a dense MLP, as EAGLE uses it."""
         return self.widest_attention, Mlp(self.intermediate_size)
 
     @property
     def predicting_layer(self) -> Layer:
-        """The layer of its module for multi-token prediction."""
+        """The layer of the model's MTP module."""
         return self.mtp_layer or (self.widest_attention, self.experts or Mlp(self.intermediate_size))
 
     def attending(self, states: int) -> Architecture:
-        """The same, where queries, keys and values are made from so many states side by side."""
+        """A copy whose queries, keys and values are projected from `states` concatenated hidden states."""
         blocks: dict[Block, Block] = {block: replace(block, states=states) for block in self.of(Attention)}
         return replace(self, layers=tuple(tuple(blocks.get(block, block) for block in layer) for layer in self.layers))
 
     def count(self, *kinds: type[Block]) -> int:
-        """How many blocks it has of these kinds."""
+        """Number of blocks of these kinds."""
         return sum(n for block, n in self.blocks.items() if isinstance(block, kinds))
 
     @property
     def matrices(self) -> dict[Part, int]:
-        """Weights of the matrices that quantisation packs, by part; projections of inputs count as MLPs."""
+        """Weights of the matrices that are quantized, by part; input projections count as "mlp"."""
         hidden = self.hidden_size
         sizes: dict[Part, int] = {"attention": 0, "mlp": self.projected_width * hidden, "experts": 0}
         sizes["mlp"] += self.medusa_heads * hidden**2
@@ -452,7 +446,7 @@ class Architecture:
 
     @property
     def stack_parameters(self) -> int:
-        """Weights of the layers' matrices, routers included."""
+        """Weights of all matrices but embedding and head; routers included."""
         routers = sum(
             n * self.hidden_size * block.count for block, n in self.blocks.items() if isinstance(block, Experts)
         )
@@ -460,22 +454,22 @@ class Architecture:
 
     @property
     def head_parameters(self) -> int:
-        """Weights of the head, or of all heads."""
+        """Weights of the output head, or of all MEDUSA heads."""
         return (1 + self.medusa_heads) * self.vocab_size * self.hidden_size
 
     @property
     def norms(self) -> int:
-        """Weights of a norm before each block and of the last one."""
+        """Weights of the norm before each block and of the final norm."""
         return (self.blocks.total() + 1) * self.hidden_size
 
     @property
     def parameters(self) -> int:
-        """All weights but biases and the norms within attention, tied ones once."""
+        """All weights but biases and the norms within attention; tied weights count once."""
         embedding = 0 if self.tied else self.vocab_size * self.hidden_size
         return self.stack_parameters + self.head_parameters + embedding + self.tables + self.norms
 
     def first(self, layers: int, name: str = "") -> Architecture:
-        """A model of the first layers alone, with the same output head."""
+        """A model of the first layers, with the same output head."""
         return replace(self, name=name or f"{self.name}, {layers} layers", layers=self.layers[:layers])
 
     def after(self, layers: int) -> Architecture:
@@ -483,4 +477,4 @@ class Architecture:
         return replace(self, layers=self.layers[layers:])
 
 
-NOT_NONE = ("hidden_size", "vocab_size", "heads", "kv_heads", "head_dim")  # sizes that are at least 1
+NOT_NONE = ("hidden_size", "vocab_size", "heads", "kv_heads", "head_dim")  # sizes that must be at least 1

@@ -16,8 +16,8 @@ from specsim.cost.roofline.architecture import find_architecture, public_shapes
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import Derating, Hardware, find_hardware, known_hardware
 from specsim.cost.roofline.passes import Operation, Roofline
-from specsim.cost.roofline.shape import Architecture, Attention, Experts, LinearAttention, Mlp
-from tests.support.active_weights import active_weights
+from specsim.cost.roofline.shape import Architecture, Attention, Experts, LatentAttention, LinearAttention, Mlp
+from tests.support.active_weights import active_weights, flops_of_weights
 from tests.support.checks import refusal
 
 DEVICE = Hardware(
@@ -39,7 +39,7 @@ def by_name(roofline: Roofline, *asked: int) -> dict[str, Operation]:
 
 
 def last_layer(name: str) -> Architecture:
-    """With experts, where the first layers are dense."""
+    """The last layer of a model; it has experts even if the first layers are dense."""
     model = find_architecture(name)
     return model.after(model.num_layers - 1)
 
@@ -93,16 +93,14 @@ def test_all_matrices_of_the_model_in_transformers_are_counted(name: str) -> Non
     )
     model = find_architecture(name)
     assert model.parameters - model.norms == matrices
-    assert model.latent or model.plain_attention.kv_heads == heads
+    assert model.of(LatentAttention) or model.plain_attention.kv_heads == heads
 
 
 @pytest.mark.parametrize("name", sorted(public_shapes()))
 def test_a_token_is_multiplied_with_every_active_weight_once(name: str) -> None:
-    """Two FLOPs a weight, beside attention to the cache and to states; convolutions are matrices here."""
+    """Two FLOPs per weight, without attention to the cache and to states; convolutions count as matrices."""
     model = find_architecture(name)
-    operations = Roofline(model, replace(DEVICE, memory_bytes=0.0)).operations(1, 0)
-    beside = ("attention", "index scores", "linear attention")
-    flops = sum(float(operation.flops) for operation in operations if operation.name not in beside)
+    flops = flops_of_weights(Roofline(model, replace(DEVICE, memory_bytes=0.0)))
     assert flops == pytest.approx(2 * (active_weights(model) - model.norms), rel=1e-12)
 
 
@@ -179,7 +177,7 @@ def test_sparse_attention_reads_chosen_tokens_and_an_index_of_all() -> None:
 def test_a_delta_network_reads_and_writes_a_state_of_fixed_size() -> None:
     """Qwen3-Next: 16 key heads and 32 value heads of 128, a convolution over 4 tokens; 2 sequences of 3 tokens.
 
-    To undo rejected tokens, a state is written behind each verified one, and read back.
+    A state is written and read for every verified token, so that rejected tokens can be undone.
     """
     model = find_architecture("qwen3-next-80b-a3b")
     operations = by_name(passes(model), 3, 1000, 2)
@@ -190,10 +188,10 @@ def test_a_delta_network_reads_and_writes_a_state_of_fixed_size() -> None:
     assert gated.bytes == 2 * 6 * state + others
     for states, moved in (("bfloat16", 2 * 6 * state / 2), ("replay", 2 * 2 * state)):
         assert by_name(replace(passes(model), states=states), 3, 1000, 2)["linear attention"].bytes == moved + others
-    # A prompt of 500 tokens, beside two that are decoded.
+    # A pass with a prompt of 500 tokens and two sequences that decode a token each.
     prompt = BatchTokens(*map(np.asarray, (3.0, 502.0, 2000.0, 2002 + 500 * 501 / 2)), 500.0)
-    (beside,) = [each for each in passes(model).batch_operations(prompt) if each.name == "linear attention"]
-    assert beside.bytes == 2 * 3 * state + 502 * (convolved + 4096) * 2
+    (mixed,) = [each for each in passes(model).batch_operations(prompt) if each.name == "linear attention"]
+    assert mixed.bytes == 2 * 3 * state + 502 * (convolved + 4096) * 2
     assert gated.flops == counted_flops(
         lambda new: new(6 * 32, 1, 128) @ new(6 * 32, 128, 128),  # what the state holds of the key
         lambda new: new(6 * 32, 128, 1) @ new(6 * 32, 1, 128),  # its correction
@@ -228,7 +226,7 @@ def test_every_fourth_layer_of_a_hybrid_has_attention_and_its_gate() -> None:
 
 
 def test_chunked_attention_reads_half_a_chunk_on_average() -> None:
-    """Llama-4: 36 of 48 layers attend within chunks of 8192 tokens. Behind c tokens a chunk holds c mod 8192."""
+    """Llama-4: 36 of 48 layers attend within chunks of 8192 tokens. At context c the chunk holds c mod 8192 tokens."""
     model = find_architecture("llama-4-scout")
     counts = {block.window: count for block, count in model.blocks.items() if isinstance(block, Attention)}
     assert (counts, model.count(Mlp)) == ({0: 12, 8192: 36}, 0)

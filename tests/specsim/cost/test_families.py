@@ -1,4 +1,4 @@
-"""Every causal family of transformers: its parameters as its own class has them on the meta device, or why not."""
+"""Every causal model_type of transformers has as many parameters as its class on the meta device, or is refused."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from specsim.cost.roofline.architecture import public_shapes
 from specsim.cost.roofline.families import architecture_from_config, refused
 from specsim.cost.roofline.hardware import Hardware
 from specsim.cost.roofline.passes import Roofline
-from specsim.cost.roofline.shape import Architecture, Attending, LinearAttention
+from specsim.cost.roofline.shape import Attending, LinearAttention
 from specsim.io.errors import InputError
-from tests.support.active_weights import active_weights
+from tests.support.active_weights import active_weights, flops_of_weights
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL  # noqa: E402
 
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
-# What a family's own defaults lack, or have of a kind that its class does not take.
+# Settings that a family's config needs because its defaults are missing or unsuitable for its class.
 NEEDED: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 20,
@@ -56,7 +56,7 @@ PLAIN = Hardware("plain", memory_bytes_s=1e12, flops={"bfloat16": 1e14})
 
 
 def text_config(family: str) -> Any:
-    """The family's configuration, or its text's part, as its own class has it without settings."""
+    """The default configuration of the family, or that of its text model."""
     made = transformers.CONFIG_MAPPING[family](**NEEDED.get(family, {}))
     text = made.get_text_config(decoder=True)
     if text is made or text.model_type not in CAUSAL:
@@ -65,7 +65,7 @@ def text_config(family: str) -> Any:
 
 
 def used(weight: Any, config: Any) -> int:
-    """Numbers of a parameter, without those of LongCat's experts that return their input, which no token reads."""
+    """Elements of a parameter, without LongCat's zero experts, which return their input and are never read."""
     idle = getattr(config, "zero_expert_num", 0)
     all_experts = idle and weight.dim() == 3 and len(weight) == config.n_routed_experts + idle
     return int(weight.numel() - idle * weight[0].numel() if all_experts else weight.numel())
@@ -88,8 +88,10 @@ def test_a_family_has_as_many_parameters_as_its_class_or_is_refused_with_a_reaso
     weights = sum(used(w, config) for name, w in whole.named_parameters() if "embed_tokens_extend" not in name)
     assert model.parameters == pytest.approx(weights, rel=1e-3)
     unsaid = {key: value for key, value in content.items() if key != "tie_word_embeddings"}
-    assert architecture_from_config(unsaid, family) == model  # published configs leave out what is usual
-    assert flops_of_weights(model) == pytest.approx(2 * (active_weights(model) - model.norms), rel=1e-9)
+    assert architecture_from_config(unsaid, family) == model  # published configs leave out defaults
+    assert flops_of_weights(Roofline(model, PLAIN)) == pytest.approx(
+        2 * (active_weights(model) - model.norms), rel=1e-9
+    )
     one, four = (float(Roofline(model, PLAIN).seconds(n, 5000)) for n in (1, 4))
     assert 0 < one < four
 
@@ -102,10 +104,10 @@ CACHED = (
 
 @pytest.mark.parametrize("family", CACHED)
 def test_a_cache_of_few_tokens_holds_what_the_librarys_own_holds(family: str) -> None:
-    """Keys, values and states behind 8 tokens, on the meta device; the library keeps one more token to convolve."""
+    """Keys, values and states after 8 tokens on the meta device; the library keeps one more token per convolution."""
     config, tokens = text_config(family), 8
     model = architecture_from_config(json.loads(config.to_json_string(use_diff=False)), family)
-    config._experts_implementation = "batched_mm"  # without sizes that depend on data
+    config._experts_implementation = "batched_mm"  # has no shapes that depend on data
     with torch.device("meta"), torch.no_grad():
         whole = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
         answer = whole(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=True)
@@ -133,10 +135,3 @@ def test_a_damaged_config_is_read_or_refused_in_a_line() -> None:
         except InputError as error:
             refusals.append(str(error))
     assert 100 < len(refusals) < 400 and not any("\n" in text for text in refusals)
-
-
-def flops_of_weights(model: Architecture) -> float:
-    """FLOPs of a pass over a token beside those with the cache and with states."""
-    beside = ("attention", "index scores", "linear attention")
-    operations = Roofline(model, PLAIN).operations(1, 0)
-    return sum(float(operation.flops) for operation in operations if operation.name not in beside)

@@ -1,4 +1,4 @@
-"""Machines that people have: data sheets against buses and clocks, Metal and llama.cpp against published times."""
+"""Consumer machines: data sheets against bus widths and clocks, Metal and llama.cpp against published times."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from specsim.engines.advise import advise
 from tests.support.checks import refusal
 from tests.support.commands import call, json_of
 
-# Bits of the memory's bus and their rate in Gb/s; multiprocessors, 16-bit FLOPs of each a cycle, and clock in GHz.
+# Width of the memory bus in bits, Gb/s per pin, multiprocessors, 16-bit FLOPs per multiprocessor and cycle, GHz.
 BUILT = {
     "gb10": (256, 8.533, 48, 1024, 2.55), "gh200": (6144, 5.2, 132, 4096, 1.83), "l4": (192, 12.5, 60, 1024, 2.04),
     "gh200-144gb": (6144, 6.4, 132, 4096, 1.83), "v100": (4096, 1.752, 80, 1024, 1.53),
     "mi325x": (8192, 6.0, 304, 2048, 2.1), "arc-pro-b60": (192, 19.0, 20, 2048, 2.4),
     "arc-pro-b70": (256, 19.0, 32, 2048, 2.8),
 }  # fmt: skip
-# Published with an M3 Ultra, llama.cpp and MTP (Q6_K): K, output tokens of a round, speedup.
+# Published for llama.cpp with MTP on an M3 Ultra (Q6_K): K, output tokens per round, speedup.
 METAL = ((2, 2.596, 1.0614), (3, 3.157, 0.9079), (4, 3.604, 0.7939))
 
 
@@ -33,7 +33,7 @@ def cost_of(gpu: str, target: str, drafter: str = "mtp", weights: str | None = N
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_a_data_sheet_is_what_the_chip_is_built_of(name: str) -> None:
+def test_a_data_sheet_follows_from_bus_width_and_clocks(name: str) -> None:
     bits, rate, processors, flops, clock = BUILT[name]
     assert find_hardware(name).memory_bytes_s == pytest.approx(1e9 * bits * rate / 8, rel=0.03)
     assert find_hardware(name).flops_of("float16") == pytest.approx(1e9 * processors * flops * clock, rel=0.04)
@@ -48,7 +48,7 @@ def test_a_910c_is_two_910b() -> None:
 
 @pytest.mark.parametrize("weights", ["int8", "q6_k", "q4_k_m"])
 @pytest.mark.parametrize("engine", [None, "llamacpp"])
-def test_an_m3_ultra_is_promised_no_gain_that_none_has_measured(weights: str, engine: str | None) -> None:
+def test_predicted_speedups_on_an_m3_ultra_are_as_low_as_published(weights: str, engine: str | None) -> None:
     counters = {"drafted": [1000] * 4, "accepted": [870, 726, 561, 447]}
     cost = cost_of("m3-ultra", "qwen3.6-27b", weights=weights, engine=engine)
     assert max(float(length.speedup) for length in advise(counters, cost, context=400).lengths) < 1.2
@@ -58,8 +58,9 @@ def test_an_m3_ultra_is_promised_no_gain_that_none_has_measured(weights: str, en
         assert tokens * step_s / cost.round_seconds(k, 400) == pytest.approx(measured, rel=0.12)
 
 
-def test_metal_shares_the_reading_of_16_bit_weights_alone() -> None:
-    """llama-batched-bench on an M4: 8 rows take 6.54 times one of Qwen3.8-27B in 3 bits, 1.60 in bfloat16 (0.6B)."""
+def test_metal_reads_packed_weights_again_for_every_row_but_not_16_bit_weights() -> None:
+    """llama-batched-bench on an M4: 8 rows take 6.54 times as long as one with Qwen3.8-27B in 3 bits, 1.60
+    times with a 0.6B model in bfloat16."""
     for weights, measured in (("q3_k_m", 6.54), (None, 1.60)):
         passes = cost_of("m3-ultra", "qwen3.6-27b", weights=weights).target
         assert float(passes.seconds(8, 128) / passes.seconds(1, 128)) == pytest.approx(measured, rel=0.12)
@@ -71,7 +72,7 @@ def test_metal_shares_the_reading_of_16_bit_weights_alone() -> None:
         # llama.cpp#15802: passes of 1 to 8 rows of Llama-3.1-8B.
         ("rtx-3090", "llama-3.1-8b", "q4_0", {n: n * 156.56 / speed for n, speed in enumerate(
             (279.89, 390.96, 470.48, 509.70, 541.57, 559.30, 583.77), start=2)}, 0.11),
-        # qwen38-mtp: rounds of K = 1 to 4 in decode steps, output tokens of a round over the speedup.
+        # qwen38-mtp: rounds of K = 1 to 4 (keys -1 to -4) in decode steps: output tokens per round / speedup.
         ("v100", "qwen3.6-27b", "q4_k_m", {-1: 1.358, -2: 1.753, -3: 2.182, -4: 2.536}, 0.12),
         ("rtx-5090", "qwen3.6-27b", "q4_k_xl", {-1: 1.221, -2: 1.336, -3: 1.522, -4: 1.656}, 0.12),
     ],
@@ -88,8 +89,8 @@ def test_llama_cpps_passes_and_rounds_take_as_many_steps_as_published(
     assert any("llama.cpp's overheads" in note for note in cost.notes(4, (400, 400)))
 
 
-def test_speedups_in_llama_cpp_that_no_fit_saw_are_met() -> None:
-    """qwen38-mtp's README: GPU, format, K, share of drafted tokens that was accepted, speedup of Qwen3.8-27B."""
+def test_speedups_in_llama_cpp_outside_the_fit_are_predicted() -> None:
+    """qwen38-mtp's README, Qwen3.8-27B: GPU, format, K, draft acceptance rate, speedup."""
     errors = []
     for gpu, weights, k, rate, measured in (
         ("rtx-3090", "q4_k_xl", 2, 0.78, 1.8132), ("rtx-3090", "q2_k_xl", 2, 0.76, 1.6336),
@@ -111,7 +112,7 @@ def test_every_engine_of_the_help_is_priced_on_every_kind_of_machine(engine: str
 
 
 def test_a_cache_is_priced_by_its_format_and_emulation_is_named() -> None:
-    """Of Llama-3.1-8B a cached token takes 128 KiB in 16 bits: 32 layers x 8 heads x 128 x 2 x 2 bytes."""
+    """A cached token of Llama-3.1-8B takes 128 KiB in 16 bits: 32 layers x 8 heads x 128 x 2 x 2 bytes."""
     for cache, bits in ((None, 16), ("fp8", 8), ("q8_0", 8.5), ("q4_0", 4.5)):
         cost = cost_of("a100", "llama-3.1-8b", "eagle3", cache=cache)
         assert float(cost.target.kv_bytes(1)) == 131072 * bits / 16
@@ -121,13 +122,13 @@ def test_a_cache_is_priced_by_its_format_and_emulation_is_named() -> None:
     refusal(lambda: cost_of("a100", "llama-3.1-8b", cache="q9"), "unknown weight format 'q9'")
 
 
-def test_a_file_of_llama_cpps_has_its_head_packed_too() -> None:
+def test_the_output_head_of_a_gguf_file_is_quantized_too() -> None:
     """Llama-3.1-8B in Q4_K_M is a file of 4.92 GB, whose embeddings are packed as well."""
     weights = cost_of("rtx-3090", "llama-3.1-8b", weights="q4_k_m").target.weight_bytes
     assert weights - 128256 * 4096 * 2 + 128256 * 4096 * 4.8944 / 8 == pytest.approx(4.92e9, rel=0.01)
 
 
-def test_row_costs_that_cannot_be_are_refused() -> None:
+def test_shares_of_reread_out_of_range_are_refused() -> None:
     sheet = {"memory_bytes_s": 1e11, "flops": {"float16": 1e13}, "reread": [0.1, 2]}
     refusal(lambda: find_hardware(sheet), "reread=[0.1, 2.0]; give two shares of 0 to 1")
     assert sum(any(device.reread) for device in known_hardware().values()) == 2

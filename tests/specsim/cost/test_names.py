@@ -26,7 +26,7 @@ LISTED = {
     kind: shlex.split(names)
     for kind, names in (line.split(":", 1) for line in (CHECKPOINTS / "names.txt").read_text().splitlines())
 }
-# Their config.json is not known, or only their authors' code reads it.
+# Models whose config.json is unknown or needs their authors' code.
 NO_SHAPE = ("deepseek-v4.1-flash", "mimo-v2.5", "step-3.5-flash", "kimi-k3")
 # By hand: what each name of names.txt means. The others are of models and hardware without figures here.
 MEANT = {
@@ -180,7 +180,7 @@ CONFIG = json.loads((CHECKPOINTS / "target_awq.json").read_text())
          {"experts": "int4-g32"}),
         ({"quant_method": "compressed-tensors",
           "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}}}, "nvfp4"),
-        # DeepSeek-V4: experts in four bits with a scale for 32 weights, the other matrices in float8.
+        # DeepSeek-V4: experts in four bits with one scale per 32 weights, the other matrices in float8.
         ({"quant_method": "fp8", "fmt": "e4m3", "expert_dtype": "fp4"},
          {"attention": "float8", "mlp": "float8", "experts": "mxfp4"}),
     ],
@@ -225,7 +225,7 @@ def test_the_head_of_a_mixture_has_its_own_width() -> None:
 
 
 def test_a_dflash_config_drafts_a_block_in_one_pass() -> None:
-    """5 layers of the target, trained for blocks of 16 with the last token of the text: the costs of block:5."""
+    """5 layers of the target's shape, blocks of 16 whose first token is the last accepted one: costs as block:5."""
     file = str(CHECKPOINTS / "drafter_dflash.json")
     cost, block = (priced("qwen3-8b", drafter) for drafter in (file, "block:5"))
     assert (cost.drafter.kind, cost.drafter.method, cost.drafter.block) == ("block", "dflash", 15)

@@ -115,7 +115,7 @@ def test_a_point_is_judged_by_the_fit_of_the_others() -> None:
 
 
 @pytest.mark.parametrize("rounds_ms", [(14.4, 15.2), (14.5, 16.5)])
-def test_two_rounds_are_met_whether_drafting_is_slower_or_faster_than_the_data_sheet(
+def test_two_rounds_are_fitted_whether_drafting_is_slower_or_faster_than_the_roofline(
     rounds_ms: tuple[float, float],
 ) -> None:
     cost = read_cost(data_sheet_document("h100", "llama-3.1-8b", "eagle3", engine="vllm"))

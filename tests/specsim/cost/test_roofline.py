@@ -74,7 +74,7 @@ def test_bytes_of_a_mixtral_layer_are_of_the_experts_that_its_tokens_go_to() -> 
         assert read == experts * expert_bytes + states
         assert parts["experts gate, up"].flops + parts["experts down"].flops == 2 * 2 * tokens * expert_bytes / 2
         assert parts["router"].bytes == 4096 * 8 * 2 + tokens * (4096 + 8) * 2
-    # Four tokens of one sequence choose alike, as many experts as 3.03 independent ones.
+    # Four tokens of one sequence use as many experts as 3.03 independent tokens.
     alike = by_name(layer, 4, 100)["experts down"].bytes - 4 * 2 * (4096 + 14336) * 2
     assert alike == pytest.approx(8 * (1 - 0.75**3.031) * expert_bytes / 3, rel=1e-4)
 
@@ -373,8 +373,8 @@ def test_a_module_of_multi_token_prediction_is_as_large_as_published(target: str
 
 @pytest.mark.parametrize(("target", "megabytes"), [("gemma-4-31b", 940), ("gemma-4-26b-a4b", 840)])
 def test_an_assistant_of_gemma_4_is_a_small_model_on_the_targets_cache(target: str, megabytes: int) -> None:
-    """Its model cards print the size in bfloat16. Its layers make and hold no keys and values, so a round's first pass
-    reads one token."""
+    """Model cards print its size in bfloat16. Its layers cache no keys and values, so a round's first pass reads one
+    token."""
     cost = priced_on_memory(target, "mtp")
     model = cost.drafter.model
     assert model is not None and 2 * model.parameters / 1e6 == pytest.approx(megabytes, rel=0.01)
@@ -431,7 +431,9 @@ def test_the_first_pass_of_a_prediction_module_reads_the_experts_of_all_verified
     """DeepSeek-V3's module, 256 experts of 3 x 7168 x 2048 weights of 2 bytes, 8 a token: three drafts read those of
     4 tokens, then of one, and of one."""
     cost = priced_on_memory("deepseek-v3", "mtp")
-    read = [256 * (1 - (1 - 8 / 256) ** rows) for rows in (3.031, 1, 1)]  # four tokens of a sequence choose alike
+    read = [
+        256 * (1 - (1 - 8 / 256) ** rows) for rows in (3.031, 1, 1)
+    ]  # four tokens of a sequence use as many experts as 3.031 independent ones
     other = matrices("deepseek-v3", "mtp") - 256 * 3 * 7168 * 2048 + 129280 * 7168
     expected = 2 * (sum(read) * 3 * 7168 * 2048 + 3 * other) / 1e12
     assert float(cost.draft(3, 100)) == pytest.approx(expected, rel=0.01)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specsim.cost.batches import BatchTokens
+from specsim.cost.batches import BatchTokens, PaddedCost
 from specsim.cost.calibrate import data_sheet_document
 from specsim.cost.files import read_cost
 from specsim.cost.roofline.cost import Overheads, RooflineCost
@@ -105,7 +105,7 @@ def test_a_cost_says_how_far_published_runs_of_its_kind_were_off() -> None:
     assert medusa.notes(3, (500, 500))[0].startswith(
         "no published run like this one (dense, medusa, batch 1): the plain"
     )
-    for batch in (1, 64):  # no such speedup is published, but some of each part are
+    for batch in (1, 64):  # no such speedup is published, but speedups with each word of the kind are
         unpublished = read_cost(data_sheet_document("h200", "qwen3-30b-a3b", "eagle3", engine="sglang"), batch=batch)
         assert unpublished.error_band is not None and unpublished.notes(3, (500, 500))[0].endswith(" others")
     assert error_note("TPOT", ("dense", "CPU", "batch 1")).startswith("no published run like this one")
@@ -128,7 +128,7 @@ def test_a_run_is_of_a_kind(gpu: str, target: str, drafter: str, weights: str | 
 
 
 def test_a_band_is_students_interval_over_systems() -> None:
-    """Four systems at 0.1, 0.3, 0.3 and 0.5, nothing drawn to 0: 0.3 +- t(3) sqrt(0.2 ** 2 (1 + 1 / 4))."""
+    """Four systems at 0.1, 0.3, 0.3 and 0.5, without shrinkage to 0: 0.3 +- t(3) sqrt(0.2 ** 2 (1 + 1 / 4))."""
     means = (0.1, 0.3, 0.3, 0.5)
     runs = [Runs("speedup", f"{n}", ("dense",), 10**6, mean, 0.0) for n, mean in enumerate(means)]
     error = expected_error(runs, ("dense",), Spread(100.0, 0.2, 1e-6))
@@ -136,22 +136,26 @@ def test_a_band_is_students_interval_over_systems() -> None:
     assert error.reach == pytest.approx(2.3534 * 0.2 * 1.25**0.5, rel=1e-4)
     assert error.band == pytest.approx((np.exp(0.3 - error.reach), np.exp(0.3 + error.reach)), rel=1e-3)
     far = expected_error(runs, ("dense",), Spread(100.0, 0.02, 1e-6))
-    assert far is not None and far.band[0] == 1.0  # a band holds its own estimate
-    drawn = expected_error(runs, ("dense",), Spread(0.1, 0.2, 1e-6))  # two words of 0.1 against four systems of 0.2
+    assert far is not None and far.band[0] == 1.0  # a band is widened to include the prediction
+    mirrored = expected_error([row._replace(mean=-row.mean) for row in runs], ("dense",), Spread(100.0, 0.02, 1e-6))
+    assert mirrored is not None and mirrored.band == pytest.approx((1 / far.band[1], 1.0))
+    drawn = expected_error(
+        runs, ("dense",), Spread(0.1, 0.2, 1e-6)
+    )  # shrunk: variance 2 x 0.1^2 of two words, 0.2^2 / 4 of the mean of four systems
     assert drawn is not None and drawn.mean == pytest.approx(0.3 * 0.02 / (0.02 + 0.01), rel=1e-3)
     assert expected_error(runs, ("experts",), Spread(0.1, 0.2, 0.1)) is None
     assert expected_error(runs[:1], ("dense",), Spread(0.1, 0.2, 0.1)) is None
 
 
 def test_the_band_of_a_published_run_holds_it() -> None:
-    """SGLang, Llama-3.3-70B with EAGLE-3 on H200s at batch 8, 2.32 tokens a round: 1.849 was measured."""
+    """SGLang, Llama-3.3-70B with EAGLE-3 on H200s at batch 8, 2.32 tokens a round: the measured speedup is 1.849."""
     document = data_sheet_document("h200", "llama-3.3-70b", "eagle3", tensor_parallel=4, engine="sglang")
     advice = advise({"drafted": [10**4] * 3, "accepted": [6400, 4200, 2579]}, read_cost(document, batch=8), context=500)
     speedup = advice.lengths[3].speedup
     assert speedup.low < 1.849 < speedup.high and float(speedup) == pytest.approx(1.849, rel=0.06)
 
 
-def test_verified_passes_of_a_hybrid_take_what_was_measured() -> None:
+def test_verification_passes_of_a_hybrid_model_take_the_published_time() -> None:
     """eagle-harness 0.1.3 on an MI355X: SGLang, Qwen3.8-27B, bfloat16. Passes of 8 and 32 tokens at batch 32, in ms."""
     cost = read_cost(data_sheet_document("mi355x", "qwen3.8-27b", "mtp", engine="sglang"), batch=32)
     assert isinstance(cost, RooflineCost)
@@ -170,8 +174,28 @@ def test_drafts_that_are_made_at_once_start_a_draft_step_once() -> None:
         assert bare.round_overhead() == 0
 
 
+def test_padding_of_a_decode_step_is_not_charged_as_verification() -> None:
+    """A CUDA graph pads the tokens of 3 sequences to 4; only passes over drafts take `verified_sequence_s`."""
+    cost = replace(roofline("vllm"), batch=3)
+    free = replace(cost, overheads=replace(cost.overheads, verified_sequence_s=0.0))
+    for tokens, verified in ((1, 0), (4, 3)):
+        with_s, without_s = (
+            float(PaddedCost(each, "graphs").batch_verify(BatchTokens.alike(3, tokens, 500))) for each in (cost, free)
+        )
+        assert with_s - without_s == pytest.approx(verified * cost.overheads.verified_sequence_s, abs=1e-12)
+
+
+def test_passes_that_read_prompts_are_not_padded_to_captured_sequences() -> None:
+    """SGLang captures graphs for 8 and 10 sequences: 9 that verify 4 tokens are padded, 9 prompts of 100 are not."""
+    cost = replace(roofline("sglang"), batch=9)
+    padded = PaddedCost(cost, "sequences")
+    drafts, prompts, captured = (BatchTokens.alike(n, new, 500) for n, new in ((9, 4), (9, 100), (10, 4)))
+    assert float(padded.batch_verify(prompts)) == float(cost.batch_verify(prompts))
+    assert float(cost.batch_verify(drafts)) < float(padded.batch_verify(drafts)) < float(cost.batch_verify(captured))
+
+
 def test_an_engine_is_priced_by_its_release() -> None:
-    """A draft step took 1.25 ms in SGLang of early 2025, with its pass, and a few tenths of one later that year."""
+    """A draft step took 1.25 ms in SGLang of early 2025, its pass included, and a few tenths of a ms in late 2025."""
     early, late, undated = (roofline(engine) for engine in ("sglang@2025-03", "sglang@2025-09", "sglang"))
     assert late.overheads == undated.overheads and early.engine == late.engine == "sglang"
     assert early.round_seconds(3, 500) > 1.2 * late.round_seconds(3, 500)
@@ -185,7 +209,7 @@ def test_engines_wait_for_a_share_of_other_prompts() -> None:
 
 
 def test_all_reduces_over_pcie_take_longer_than_over_nvlink() -> None:
-    """Four RTX PRO 6000 over PCIe: 10 to 20 us more an all-reduce than NVLink, of which a step of 32 layers has 64."""
+    """Four RTX PRO 6000 over PCIe: an all-reduce takes 10 to 20 us longer than over NVLink."""
     pcie, nvlink = (
         read_cost(data_sheet_document(gpu, "llama-3.1-8b", "eagle3", None, 4, "vllm"))
         for gpu in ("rtx-pro-6000", "h100")
