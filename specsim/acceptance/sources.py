@@ -19,7 +19,9 @@ from specsim.trace.trace import Trace
 
 MOST_COUNT = 2**53  # of rounds or tokens; larger integers are not exact in float64
 MOST_DRAFTED = 2**16  # tokens of a round
-SLACK = 0.1  # of the output: what engines count of drafts beyond the end of a text, and first tokens of requests
+# Share of the output by which counts may disagree: engines count drafts beyond the end of a text, and not always the
+# first tokens of requests.
+SLACK = 0.1
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from specsim.cli.command import Answer
 from specsim.cli.console import check_new, parse_settings, print_notes, print_table
-from specsim.cli.options import OVERWRITE_FILE_HELP, SET_HELP, CostSettings, CountsSettings, RequestSettings
+from specsim.cli.options import (
+    COUNTS_CONTEXT,
+    OVERWRITE_FILE_HELP,
+    SET_HELP,
+    CostSettings,
+    CountsSettings,
+    RequestSettings,
+)
 from specsim.engines.formats.registry import UNTESTED, listed
 from specsim.io.errors import InputError
 from specsim.io.settings import Settings, argument, setting
@@ -23,8 +30,7 @@ if TYPE_CHECKING:
     from specsim.engines.self_sizing import SelfSizing
 
 
-FAR_SLOWER = 10.0  # times: a server that waits for requests is slower, too, but hardly so much
-USUAL_CONTEXT = 1000  # cached tokens, where neither an option nor a file tells them
+FAR_SLOWER = 10.0  # times; a server that waits for requests is slower than predicted, too, but not by as much
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +46,7 @@ class AdviseCosts(CostSettings):
     names_later = True
 
     def of_reading(self, reading: Reading) -> tuple[AdviseCosts, list[str]]:
-        """These costs with the models, engine and load that a file tells, where no option does; notes on the load."""
+        """Complete these costs with the models, engine and load that a file tells; return notes on the load, too."""
         setup, costs = reading.setup, self
         if self.gpu is None and self.cost is None:
             missing = [flag for flag, name in (("--target", setup.model), ("--drafter", setup.kind)) if not name]
@@ -63,7 +69,7 @@ class AdviseCosts(CostSettings):
         return costs, [f"the file tells of {batch} requests at once, but this is for {costs.batch or 1}: {error}"]
 
     def if_read(self, **changes: Any) -> tuple[AdviseCosts, str]:
-        """These costs with changes if they can be read, else without; the error."""
+        """Return these costs with changes and "", or, if there are no such costs, unchanged and the error."""
         changed = replace(self, **changes)
         try:
             changed.read()
@@ -77,9 +83,9 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
 
     For every K up to the longest draft counted: tokens per step, the speedup over decoding without speculation with
     a 95 % interval of counts and costs, and how likely it is the best, or within 1 % of the best. Where they do not
-    decide, the output says what to measure. The last lines are the answer and the server's command; before them stand
-    whether the engine should size drafts itself, by vLLM's adaptive verification or by number of requests at once, and
-    signs of a fault, each with what to check. With --isl and --osl, the speedup is that of the time per output token
+    decide, the output says what to measure. The last lines are the answer and the server's command. Lines before them
+    name signs of a fault, each with what to check, and say whether vLLM's adaptive verification, or a K by batch size,
+    is faster. With --isl and --osl, the speedup is that of the time per output token
     on a server with --batch such requests, whose prompts are read in the same steps.
 
     Example: specsim advise counters.json --cost vllm-llama3.1-8b-eagle-h100 --engine vllm
@@ -96,7 +102,7 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
 
     reading = options.read()
     costs, load = costs.of_reading(reading)
-    context = options.context or reading.setup.context or USUAL_CONTEXT
+    context = options.context or reading.setup.context or COUNTS_CONTEXT
     engine, cost = costs.engine and costs.engine.partition("@")[0], as_cost(costs.read())
     kind = drafter_kind(cost)
     if engine is not None:
@@ -134,7 +140,7 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
 
 
 def _slow_server(advice: Advice, cost: CostModel, reading: Reading, context: int) -> list[str]:
-    """A note if the file tells of far fewer tokens a second than its load gives at these costs."""
+    """Note a throughput that is far below the predicted one at the file's load."""
     from specsim.cost.files import with_batch
 
     setup = reading.setup
@@ -189,7 +195,7 @@ def _server_commands(advice: Advice, costs: AdviseCosts, kind: str | None, readi
 def _self_sizing(
     advice: Advice, cost: CostModel, costs: AdviseCosts, context: int, by_load: dict[str, Any] | None
 ) -> tuple[SelfSizing | None, str | None]:
-    """Whether the engine should size drafts itself, and the line that says so."""
+    """Advise on adaptive verification or a K by batch size: vLLM's gain, and the line to print."""
     import numpy as np
 
     from specsim.engines.advise import drafter_kind
@@ -201,7 +207,7 @@ def _self_sizing(
         return None, None
     if engine != "vllm":
         return None, schedule_line(engine, by_load, kind)
-    if month:  # of a release before 0.32
+    if month:  # an older release, without adaptive verification
         return None, None
     survival = np.diff([length.tokens_per_round for length in advice.lengths]).tolist()
     sizing = adaptive_verification(survival, cost, costs.batch or 1, context, kind)
@@ -209,7 +215,7 @@ def _self_sizing(
 
 
 def _served(name: str) -> str | None:
-    """What an engine loads: a hub id or a path, of a config.json its folder; None for a name of a shape."""
+    """Hub id or path that an engine can load; the folder of a config.json. None for a name such as llama-3.1-8b."""
     path = Path(name)
     if path.suffix == ".json":
         return str(path.parent) if path.name == "config.json" and path.parent.name else None

@@ -32,7 +32,7 @@ WEIGHTS_HELP = (
 )
 CACHE_HELP = "Format of the KV cache: float8, q8_0, q4_0, ... (default: that of activations)."
 DRAFT_COST_HELP = "The drafter's cost grid; FILE:MODEL picks one from a result of `realrun gpu`."
-COUNTS_CONTEXT = 1000  # prompt tokens of sequences that are generated from counts, as `advise` assumes
+COUNTS_CONTEXT = 1000  # cached tokens that are assumed for counts
 TRACE_HELP = "Trace folder, made by `realrun record`, or a name of `specsim example --list`."
 
 
@@ -282,55 +282,50 @@ class SplitSettings(SeedSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class RoundsSettings(Settings):
-    """Which counted rounds are read, and the context length to price."""
+    """Which counts of accepted tokens are read."""
 
     panel = "Counters"
-    context: int = setting(1000, "Cached tokens at which costs are taken.", low=1)
     policy: str | None = setting(None, "Use only rounds recorded under this policy.")
+    accept_length: float | None = setting(
+        None, "In place of a file: the mean acceptance length, the target's own token included; with --k.", low=1
+    )
+    k: int | None = setting(None, "Draft length of --accept-length, or of a file that does not tell it.", low=1)
+
+    def read_counts(self, source: str | None) -> Reading:
+        """Read the counts of a file, or those of the acceptance length."""
+        from specsim.engines.import_records import read_counts, read_length
+
+        if (source is None) == (self.accept_length is None):
+            raise InputError("give a file of an engine, or --accept-length 2.6 --k 3")
+        if self.accept_length is not None:
+            if self.k is None:
+                raise InputError("--accept-length needs the draft length; add --k")
+            return read_length(self.accept_length, self.k)
+        return read_counts(str(source), policy=self.policy, k=self.k)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountsSettings(SeedSettings):
+class CountsSettings(RoundsSettings, SeedSettings):
     """Counts of accepted tokens from an engine."""
 
     panel = "Counters"
     context: int | None = setting(
         None, "Cached tokens at which costs are taken. Default: a benchmark's own, else 1000.", low=1
     )
-    policy: str | None = setting(None, "Use only rounds recorded under this policy.")
     source: str | None = argument(
         "What an engine or a benchmark wrote about drafts, told by its content: a log, a scrape of /metrics, a "
         "benchmark's text or JSON, responses, a table of a sweep; a server's address; or a trace, a rounds.parquet or "
         'counters by depth as .json, {"drafted": [...], "accepted": [...]}.',
         default=None,
     )
-    accept_length: float | None = setting(
-        None, "In place of a file: the mean acceptance length, the target's own token included; with --k.", low=1
-    )
-    k: int | None = setting(None, "Draft length of --accept-length, or of a file that does not tell it.", low=1)
 
     def read(self) -> Reading:
-        """Read the counts, and what they were taken for."""
+        """Read the counts of a file or a running server, or those of the acceptance length."""
         if str(self.source).startswith(("http://", "https://")) and self.accept_length is None:
             from specsim.servers.client import read_server
 
             return read_server(str(self.source), k=self.k)
-        return read_counts_or_length(self.source, self.accept_length, self.k, self.policy)
-
-
-def read_counts_or_length(
-    source: str | None, accept_length: float | None, k: int | None, policy: str | None
-) -> Reading:
-    """Read the counts of a file, or those of an acceptance length."""
-    from specsim.engines.import_records import read_counts, read_length
-
-    if (source is None) == (accept_length is None):
-        raise InputError("give a file of an engine, or --accept-length 2.6 --k 3")
-    if accept_length is not None:
-        if k is None:
-            raise InputError("--accept-length needs the draft length; add --k")
-        return read_length(accept_length, k)
-    return read_counts(str(source), policy=policy, k=k)
+        return self.read_counts(self.source)
 
 
 def read_costs(cost: Path | dict[str, Any], draft_cost: Path | None, batch: int | None) -> CostModel:

@@ -13,7 +13,6 @@ from specsim.cli.options import (
     BatchSettings,
     RoundsSettings,
     SeedSettings,
-    read_counts_or_length,
 )
 from specsim.io.errors import InputError
 from specsim.io.settings import Settings, argument, setting
@@ -160,10 +159,7 @@ class CountersOptions(RoundsSettings, BatchSettings):
     """What was measured beside counters."""
 
     panel = "Counters"
-    accept_length: float | None = setting(
-        None, "In place of a file: the mean acceptance length, the target's own token included; with --k.", low=1
-    )
-    k: int | None = setting(None, "Draft length of --accept-length, or of a file that does not tell it.", low=1)
+    context: int = setting(1000, "Cached tokens at which costs are taken.", low=1)
     tokens_per_second: float | None = setting(
         None, "Measured tok/s with speculation. Default: the file's, of a log or a benchmark."
     )
@@ -265,7 +261,7 @@ def _doctor_of_counters(doctor: DoctorOptions, options: CountersOptions, setting
     from specsim.engines.formats.bench_results import read_throughput
     from specsim.engines.formats.registry import FORMATS
 
-    reading = read_counts_or_length(doctor.source, options.accept_length, options.k, options.policy)
+    reading = options.read_counts(doctor.source)
     rate = options.tokens_per_second or reading.setup.tokens_per_s
     baseline_rate = options.baseline_tokens_per_second
     if settings.baseline is not None and baseline_rate is None:

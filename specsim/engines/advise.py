@@ -29,14 +29,19 @@ if TYPE_CHECKING:
 
 NEAR_PERCENT = 1.0  # a K this close to the best is as good
 SURE = 0.95  # posterior probability of being that close from which on a K is recommended without reserve
-# Of rounds [D + 1] with K = 0, 1, ... drafts, of catching up after a whole draft, of prompts [D + 1] by output token.
+# Seconds of a round [D + 1] for K = 0, 1, ..., of catching up after a fully accepted draft, and of other requests'
+# prompts per output token [D + 1].
 RoundSeconds = tuple[Seconds, float, Seconds]
 DRAWS = 4000  # of acceptance rates
 MOST_TIMES = 2**14  # largest multiple of the counted rounds that is suggested
 NORMAL = 1.96  # standard errors in half of a 95 % interval
-BATCHES = (*range(1, 8), *(part * 2**power for power in range(1, 8) for part in (4, 5, 6, 7)), 1024)  # at once
+BATCHES = (
+    *range(1, 8),
+    *(part * 2**power for power in range(1, 8) for part in (4, 5, 6, 7)),
+    1024,
+)  # concurrent requests
 MOST_BEYOND = 4  # draft tokens beyond the longest counted, for which acceptance is extrapolated
-FASTER = 0.8  # at most, of the last rate is the next one at the low end of what is extrapolated
+STEEPEST_FALL = 0.8  # largest ratio of one extrapolated rate to the one before, in the pessimistic case
 BLOCK = ("block", "dflash", "dspark", "medusa", "p-eagle", "pard")  # draft all tokens at once: acceptance depends on K
 # Requests to measure: their speedups have this standard deviation, and no difference below this is looked for.
 REQUEST_SD, LEAST_DIFFERENCE, MOST_REQUESTS = 0.25, 0.02, 1000
@@ -70,13 +75,14 @@ class Advice(Result):
     times_rounds : if not sure: the multiple of the counted rounds that would settle it at the same rates; None if sure,
         or if no number of rounds would
     rounds : counted rounds
-    requests : counted requests; None where they are not told apart
+    requests : counted requests; None if the counts are sums over requests
     notes : what the numbers assume, such as extrapolation
     signatures : signs of a fault, each with what to check
     cost_band : 5th and 95th percentile of measured over predicted speedup with such costs; None if unknown
     beyond : lengths beyond the longest counted, if acceptance goes on falling as it does
     upper_bound : whether the steps without a draft are unknown, so that speedups are upper bounds
-    error_known : whether the error of the costs is known; else no interval is shown, and decisions take a usual error
+    error_known : whether the error of the costs is known from published runs or a calibration; if not, decisions assume
+        a typical error, and no interval is shown
     off_above : number of requests at once above which speculation is slower, and its 95 % interval; None if unknown
     """
 
@@ -108,7 +114,7 @@ class Advice(Result):
         return 10 * math.ceil(max(requests, 20) / 10)
 
     def shown(self, length: DraftLengthAdvice) -> str:
-        """The speedup of a length, with its interval if the error of the costs is known."""
+        """Format a speedup, with its interval if the error of the costs is known."""
         return str(length.speedup) if self.error_known else f"{float(length.speedup):.2f}"
 
     @property
@@ -310,7 +316,7 @@ def _decided(k: int, speedup: Estimate) -> int | None:
 
 
 def _notes(counts: Counted, error: tuple[float, float], kind: str | None) -> Iterator[str]:
-    """What the interval is of, and what was taken out of the estimate."""
+    """Assumptions of the estimates and their intervals."""
     if kind in BLOCK:
         yield (
             f"counted at K = {len(counts.rates)}: a drafter of blocks predicts otherwise at another K, and worse above "
@@ -350,7 +356,7 @@ def _lengths(
     bias, sd = error
     found[:, 1:] *= math.exp(bias)
     speedups[:, 1:] *= np.exp(bias + sd * rng.standard_normal((DRAWS, 1)))  # costs of all K err alike
-    # A step takes no less than one without speculation, whatever the costs are.
+    # No step is shorter than a baseline decode step, so that the speedup is at most the tokens per step.
     found, speedups = np.minimum(found, tokens), np.minimum(speedups, most)
     best = speedups.max(axis=1, keepdims=True)
     near, first = speedups >= (1 - NEAR_PERCENT / 100) * best, speedups.argmax(axis=1)
@@ -368,12 +374,15 @@ def _lengths(
 
 
 def _beyond(counts: Counted, seconds: RoundSeconds, error: tuple[float, float], more: int) -> list[DraftLengthAdvice]:
-    """Longer drafts: rates that go on falling by the same factor, and at most stay as the last."""
+    """Extrapolate to drafts of up to `more` tokens beyond the longest counted.
+
+    Expected rates go on falling by the counted factor; the interval reaches from a steeper fall to none.
+    """
     rates = counts.rates
     if not more:
         return []
     falls = min(1.0, float((rates[-1] / rates[0]) ** (1 / (len(rates) - 1)))) if len(rates) > 1 else 0.9
-    factors = np.array([min(falls**2, FASTER), falls, 1.0])[:, None]  # falls faster, alike, not at all
+    factors = np.array([min(falls**2, STEEPEST_FALL), falls, 1.0])[:, None]  # pessimistic, expected, optimistic
     further = rates[-1] * factors ** np.arange(1, more + 1)
     tokens, speedups = _speedups(
         np.concatenate([np.tile(rates, (3, 1)), further], axis=1), seconds, counts.share_drafting
@@ -399,9 +408,9 @@ def _speedups(rates: Floats, seconds: RoundSeconds, share: float) -> tuple[Float
 
 
 class BreakEven(NamedTuple):
-    """Requests at once above which speculation is slower: estimate, and a 95 % interval; None: beyond `most`.
+    """Concurrent requests above which speculation is slower: estimate and 95 % interval; None if above `most`.
 
-    most : largest number that was tried, because more do not fit or are no use
+    most : the largest number tried, because no more fit into memory or are covered by the costs
     """
 
     requests: int | None
@@ -411,6 +420,7 @@ class BreakEven(NamedTuple):
 
     @property
     def without_interval(self) -> str:
+        """The estimate alone, as a sentence."""
         return str(self).partition(" (")[0]
 
     def __str__(self) -> str:
@@ -424,9 +434,10 @@ class BreakEven(NamedTuple):
 
 
 def off_above(cost: CostModel, counts: Counted, candidate: DraftLengthAdvice, context: int) -> BreakEven | None:
-    """Find the largest number of requests at once at which some K up to the counted ones is faster.
+    """Find the largest number of concurrent requests at which some counted K is faster than no speculation.
 
-    None for costs of unknown batches. The interval is of costs and counts; acceptance is taken not to depend on load.
+    None if the costs are of a single batch size. The interval holds the errors of costs and counts; acceptance is
+    assumed not to depend on the load.
     """
     speedup = candidate.speedup
     sd_here = math.log(speedup.high / speedup.low) / (2 * NORMAL) if speedup.high > speedup.low else 0.0

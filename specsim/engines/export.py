@@ -243,7 +243,8 @@ def schedule_setting(
             f"{engine} needs its longest draft at batch 1, where this schedule has {lengths[1]} of {longest}; give a "
             "schedule that does not grow"
         )
-    # Its keys end ranges since pull request 10860 (March 2026), and it drafts nothing beyond the last.
+    # TensorRT-LLM: since pull request 10860 (March 2026) a key is the last batch size of a range; it drafts nothing
+    # beyond the largest key.
     ranges = [(last, k) for _, last, k in schedule_ranges(lengths, largest_batch)]
     while not ranges[-1][1]:
         ranges.pop()

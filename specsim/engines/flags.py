@@ -34,7 +34,8 @@ VLLM_KEYS: dict[str, dict[str, Any]] = {
     "p-eagle": {"parallel_drafting": True},
     "pard": {"parallel_drafting": True},
 }
-SGLANG_BLOCKS = ("block", "dflash", "dspark")  # a step each; the last token of the text is one of the draft tokens
+# Drafted in a single step. SGLang counts the last token of the text among the draft tokens.
+SGLANG_BLOCKS = ("block", "dflash", "dspark")
 PLACEHOLDER = "<drafter>"
 
 

@@ -72,7 +72,7 @@ class Reading(NamedTuple):
     name : of the file, "" if none
     setup : the server or run, as far as the file tells
     notes : assumptions, and what the file does not tell
-    engine : that wrote the numbers, of those whose flags are known; None for others
+    engine : the engine that wrote the file, if its flags are known
     """
 
     source: Source

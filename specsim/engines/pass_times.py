@@ -1,4 +1,4 @@
-"""Pass times from what people have: written by hand, llama-batched-bench, llama-bench, llama.cpp's log, a sweep."""
+"""Read measured pass times: written by hand, or of llama-batched-bench, llama-bench, llama-server or a sweep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specsim.cost.model import NOISE
 from specsim.cost.pass_times import FORM
 from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.roofline.point_calibration import Point
-from specsim.engines.formats.llamacpp import COUNTS, DRAFTING, STATISTICS, SUMMARY
+from specsim.engines.formats.llamacpp import STATISTICS, SUMMARY, drafting_totals
 from specsim.engines.formats.reading import count, log_lines
 from specsim.engines.formats.records import Skipped
 from specsim.engines.formats.sweep import is_header, read_rows
@@ -28,12 +28,12 @@ NUMBER = r"(\d{1,12}(?:\.\d{1,12})?)"
 BATCHED = re.compile(r"\|\s*(\d{1,9})\s*" * 3 + r"\|[\s\d.]+" * 3 + rf"\|\s*{NUMBER}\s*\|")
 BENCH = re.compile(rf"\|\s*(pp|tg) ?(\d{{1,6}})\s*\|\s*{NUMBER}\s")  # of llama-bench: test, t/s
 EVAL = re.compile(rf"(?<!prompt )eval time =\s*{NUMBER} ms /\s*(\d{{1,12}}) tokens")
-WIDEST = 64  # tokens of a test of llama-bench that is a single pass
-CONTEXT = 1000  # cached tokens at which a data sheet gives what was not measured
+WIDEST = 64  # tokens; llama-bench reads longer prompts in several passes
+CONTEXT = 1000  # cached tokens, for times that are predicted from a data sheet
 
 
 class ByHand(TypedDict):
-    """A file with pass times."""
+    """A file written by hand; `specsim.cost.pass_times` says what its keys are."""
 
     pass_ms: dict[str, float]
     draft_ms: NotRequired[float]
@@ -41,7 +41,11 @@ class ByHand(TypedDict):
 
 
 class BatchedRow(TypedDict):
-    """A row of llama-batched-bench --output-format jsonl."""
+    """A row of `llama-batched-bench --output-format jsonl`.
+
+    pp, tg, pl : prompt tokens, generated tokens, parallel sequences
+    t_tg : seconds of generation
+    """
 
     pp: int
     tg: int
@@ -51,11 +55,13 @@ class BatchedRow(TypedDict):
 
 @dataclass
 class PassTimes:
-    """Measured times.
+    """Measured milliseconds.
 
-    pass_ms : of a pass by its tokens, every measurement; draft_ms : of drafting a token, of every file that tells it
-    round_ms : of a round beside these, if a file tells it
-    points : of a sweep, by K and batch, on which roofline costs can be calibrated
+    pass_ms : by tokens of a target pass, all measurements of it
+    draft_ms : of drafting one token, all measurements of it
+    round_ms : of a round, beyond passes and drafting
+    points : rows of sweeps, for the calibration of a roofline
+    notes : which measurements were used
     """
 
     pass_ms: dict[float, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -72,7 +78,7 @@ class PassTimes:
 
     @property
     def contradictions(self) -> list[str]:
-        """Pass sizes, and draft steps, of which several measurements differ by more than noise."""
+        """A sentence for each pass size, and for drafting, whose measurements differ by more than noise."""
         of_passes = {f"a pass over {tokens:g} tokens": ms for tokens, ms in sorted(self.pass_ms.items())}
         return [
             f"measurements contradict each other: {what} takes {min(ms):.4g} and {max(ms):.4g} ms"
@@ -82,10 +88,10 @@ class PassTimes:
 
 
 def read_pass_times(paths: Iterable[str | Path]) -> PassTimes:
-    """Read the times of files, each told by its content; InputError for a file without any.
+    """Read the times of files, whose formats are recognised by their content; InputError for a file without any.
 
-    llama-server's logs are read together: one without speculation gives a decode step, one with drafts a verification
-    pass, from whose rounds drafting (`dur(b,g,a)`) is taken out.
+    A llama-server log without speculation gives a decode step. One with speculation gives a draft step, `dur(b,g,a)`,
+    and a verification pass: the rest of a round.
     """
     times = PassTimes()
     logs: list[tuple[Path, list[str]]] = []
@@ -117,7 +123,8 @@ def read_pass_times(paths: Iterable[str | Path]) -> PassTimes:
             logs.append((path, lines))
         else:
             raise InputError(f"{path} holds no pass times; {KNOWN}")
-    for path, lines in sorted(logs, key=lambda log: any(map(STATISTICS.search, log[1]))):  # first without drafts
+    # Logs without speculation come first, because the others' steps without a draft take their decode step.
+    for path, lines in sorted(logs, key=lambda log: any(map(STATISTICS.search, log[1]))):
         _of_log(path, lines, times)
     return times
 
@@ -130,7 +137,7 @@ def _tokens(text: str, path: Path) -> float:
 
 
 def _batched(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, int, float]]:
-    """The prompt's tokens, sequences and milliseconds of a step of each row of llama-batched-bench."""
+    """Prompt tokens, sequences and milliseconds per step of each row of llama-batched-bench."""
     for line in lines:
         if match := BATCHED.search(line):
             prompt, tokens, sequences = (int(match[group]) for group in (1, 2, 3))
@@ -145,7 +152,7 @@ def _batched(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, int, float
 
 
 def _of_sweep(path: Path, times: PassTimes) -> None:
-    """Rounds of a sweep's rows, whose time per token is the output's of a request; drafting is part of them."""
+    """Add a sweep's rows: a round takes its acceptance length times TPOT, drafting included."""
     rows = [row for row in read_rows([path], Skipped()) if row.tpot_ms and (row.length or not row.k)]
     batch = min((row.batch for row in rows), default=1)
     for row in rows:
@@ -163,24 +170,15 @@ def _of_sweep(path: Path, times: PassTimes) -> None:
 
 
 def _of_log(path: Path, lines: Sequence[str], times: PassTimes) -> None:
-    """A decode step of a log without drafts, or a verification pass and a draft step of one with drafts."""
+    """Add a llama-server log's decode step, or its verification pass and draft step."""
     text = "\n".join(lines)
     evals = [(float(ms), int(tokens)) for ms, tokens in EVAL.findall(text)]
     ended = [(count(match[2], "accepted"), count(match[3], "generated")) for match in SUMMARY.finditer(text)]
     accepted, generated = (sum(column) for column in zip((0, 0), *ended, strict=True))
     eval_ms, steps = sum(ms for ms, _ in evals), sum(tokens - 1 for _, tokens in evals) - accepted
-    last: dict[str, dict[str, float]] = {}
-    for line in lines:
-        if (match := STATISTICS.search(line)) and (drafting := DRAFTING.search(line)):
-            counts: dict[str, float] = {name: count(text, f"#{name}") for name, text in COUNTS.findall(line)}
-            last[match[1]] = counts | {"ms": float(drafting[1])}
     if steps < 1:
-        raise InputError(
-            f"{path}: {len(evals)} requests hold no step behind a first token; give a log with more output"
-        )
-    drafts, drafted, draft_ms = (
-        sum(each.get(key, 0) for each in last.values()) for key in ("gen drafts", "gen tokens", "ms")
-    )
+        raise InputError(f"{path}: {len(evals)} requests generated only their first token; give a log with more output")
+    drafts, drafted, draft_ms = drafting_totals(lines)
     if not drafts or not drafted:
         if accepted:
             raise InputError(f"{path} has no line `statistics ... dur(b,g,a)`, which tells drafting; {KNOWN}")
@@ -198,16 +196,16 @@ def _of_log(path: Path, lines: Sequence[str], times: PassTimes) -> None:
             f"{path}: {plain:,.0f} of {steps:,} steps draft nothing, and their time is not known; add a log without "
             "speculation"
         )
-    plain_ms = plain * float(np.mean(times.pass_ms[1.0])) if plain > 2 * NOISE * steps else 0.0
-    rounds = drafts if plain_ms else steps
-    times.add(round(drafted / drafts, 1) + 1, (eval_ms - plain_ms - draft_ms) / rounds, path)
+    if plain > 2 * NOISE * steps:
+        eval_ms, steps = eval_ms - plain * float(np.mean(times.pass_ms[1.0])), drafts
+    times.add(round(drafted / drafts, 1) + 1, (eval_ms - draft_ms) / steps, path)
 
 
 def pass_times_document(times: PassTimes, source: str, roofline: RooflineCost | None = None) -> dict[str, Any]:
-    """Write measured times down as a cost file has them.
+    """Return measured times in the form of a cost file.
 
-    roofline : gives a decode step and a draft step where they were not measured, times measured over predicted seconds
-        of the narrowest pass
+    roofline : predicts a decode step and a draft step where they were not measured; predictions are scaled by the
+        measured over the predicted time of the narrowest pass
 
     Raises InputError where something is missing and there is no roofline.
     """
@@ -215,11 +213,11 @@ def pass_times_document(times: PassTimes, source: str, roofline: RooflineCost | 
     missing = [] if 1.0 in pass_ms else ["a decode step (a pass over 1 token)"]
     missing += [] if times.draft_ms else ["drafting a token (draft_ms)"]
     draft_ms = float(np.mean(times.draft_ms)) if times.draft_ms else 0.0
-    if missing and roofline is None:
-        raise InputError(
-            f"{source}: no time of {' and of '.join(missing)}; measure it, or add --gpu, --target and --drafter"
-        )
-    if missing and roofline is not None:
+    if missing:
+        if roofline is None:
+            raise InputError(
+                f"{source}: no time of {' and of '.join(missing)}; measure it, or add --gpu, --target and --drafter"
+            )
         if not pass_ms:
             raise InputError(f"{source}: no pass was measured; {KNOWN}")
         narrowest, narrowest_ms = min(pass_ms.items())

@@ -1,7 +1,8 @@
 """Whether an engine should size drafts itself: vLLM's adaptive verification against the best K, from counts alone.
 
-Counts do not hold the drafter's confidence. Two cases bound what it may tell: nothing beyond a token's place in the
-draft, and as much as that of a drafter whose confidence is known. In both, tokens are accepted as often as counted.
+Counts do not hold the drafter's confidence, so the gain is computed for two drafters that are accepted as often as
+counted: one whose confidence is as informative as that of SmolLM2's EAGLE drafter, and one whose confidence says no
+more than the position in the draft.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from specsim.cost.batches import BatchCost
 from specsim.cost.linear import LinearCost
 from specsim.cost.model import CostModel
 from specsim.engines.counted import MAY_ABSTAIN
-from specsim.engines.export import schedule_setting
+from specsim.engines.export import LARGEST_BATCH, schedule_setting
 from specsim.engines.flags import speculative_config, vllm_drafter
 from specsim.io.arrays import FloatArray, Floats, Ints
 from specsim.io.errors import InputError
@@ -25,22 +26,22 @@ from specsim.serving.costs import batch_cost, round_seconds
 from specsim.serving.draft_length import Running, ScheduledK
 from specsim.serving.rules.adaptive_verification import AdaptiveVerification, Learned
 
-INFORMED_SD = 1.6  # of the log odds of acceptance, of SmolLM2's EAGLE drafter; recomputed by the tests
-CEILINGS = (1, 3, 5, 8)
-LEAST_STEPS, LEAST_ROUNDS = 50, 200
-PROFILE_CONTEXT = 8192  # vLLM's own
-WORTH = 0.01  # gain from which on it is recommended
+# Standard deviation of the log odds of acceptance by SmolLM2's EAGLE drafter; the tests recompute it.
+INFORMED_SD = 1.6
+CEILINGS = (1, 3, 5, 8)  # values of num_speculative_tokens that are tried
+LEAST_STEPS, LEAST_ROUNDS = 50, 200  # simulated
+PROFILE_CONTEXT = AdaptiveVerification.profile_context  # vLLM's default
+WORTH = 0.01  # smallest relative gain at which it is recommended
 NOT_VERIFIED = ("medusa", "eesd", "self-sd", "space")  # drafters for which vLLM has no adaptive verification
-LARGEST = 512  # batch of a schedule
 
 
 class SelfSizing(NamedTuple):
-    """Adaptive verification at a number of requests at once.
+    """Gain of vLLM's adaptive verification over the best fixed K.
 
-    ceiling, profile_context : K, and cached tokens at which vLLM profiles costs, with the most tokens per second
-    gain, gain_uninformed : over the best K of this batch, relative: if confidence tells as much as SmolLM2's EAGLE
-        drafter's does, and if it tells nothing
-    k : the best K of this batch; requests : at once
+    ceiling, profile_context : the fastest of the tried settings: largest K, and cached tokens at which vLLM profiles
+    gain, gain_uninformed : relative gain in tokens per second with an informative and with an uninformative confidence
+    k : the best fixed K
+    requests : concurrent requests
     """
 
     ceiling: int
@@ -51,7 +52,7 @@ class SelfSizing(NamedTuple):
     requests: int
 
     def text(self, drafter: str) -> str:
-        """The advice for vLLM, in a line, with the flag. drafter : its kind"""
+        """Write the advice in a line, with vLLM's flag. drafter : its kind, such as "eagle3\""""
         against = f"K = {self.k}" if self.k else "no speculation"
         at_once = f"{self.requests} requests at once" if self.requests > 1 else "one request at a time"
         told = (
@@ -71,11 +72,14 @@ class SelfSizing(NamedTuple):
 def adaptive_verification(
     survival: Sequence[float], cost: CostModel, requests: int, context: int, drafter: str | None
 ) -> SelfSizing | None:
-    """Compare vLLM's adaptive verification with every K.
+    """Compare vLLM's adaptive verification with the best fixed K.
 
-    survival : [D], share of drafts whose first 1, ..., D tokens are accepted; requests : at once
+    survival : [D], share of drafts whose first 1, ..., D tokens are accepted
+    requests : concurrent requests
+    context : cached tokens of each request
+    drafter : its kind; None if unknown
 
-    Returns None for costs of one batch, and for drafters of which vLLM has no such rule.
+    Returns None if costs are of a single batch size, or if vLLM has no adaptive verification for the drafter.
     """
     if drafter is None or drafter in (*MAY_ABSTAIN, *NOT_VERIFIED):
         return None
@@ -87,10 +91,10 @@ def adaptive_verification(
         return None
 
     def tokens_per_s(verified: Ints, tokens: Floats, k: int) -> float:
-        """Output tokens [T, R] over seconds of T steps in which so many tokens [T, R] are verified."""
+        """Output tokens per second, from verified draft tokens [T, R] and output tokens [T, R] of T steps."""
         step = np.repeat(np.arange(len(verified)), requests)
-        none = np.zeros(len(step), dtype=np.int64)
-        args = (step, none + k, none, none + context, k > 0)
+        zeros = np.zeros(len(step), dtype=np.int64)
+        args = (step, zeros + k, zeros, zeros + context, k > 0)
         return float(tokens.sum() / round_seconds(priced, *args, verified=verified.ravel()).total_s.sum())
 
     one = np.ones((1, requests), dtype=np.int64)
@@ -100,11 +104,11 @@ def adaptive_verification(
     best = int(np.argmax(fixed))
 
     def gain(k: int, profile: int, chance: FloatArray) -> float:
-        """Of the rule over the best K, in the same steps."""
+        """Relative gain over the best fixed K, in steps with these acceptance probabilities [T, R, D]."""
         rule = AdaptiveVerification(priced, max_draft_tokens=k, profile_context=profile)
         verified, tokens = _steps(rule, chance[..., :k])
-        whole = np.asarray(1 + np.cumprod(chance[..., :best], axis=2).sum(axis=2), dtype=np.float64)
-        return tokens_per_s(verified, tokens, k) / tokens_per_s(np.full_like(verified, best), whole, best) - 1
+        fixed_tokens = np.asarray(1 + np.cumprod(chance[..., :best], axis=2).sum(axis=2), dtype=np.float64)
+        return tokens_per_s(verified, tokens, k) / tokens_per_s(np.full_like(verified, best), fixed_tokens, best) - 1
 
     chance = _chances(accepted, INFORMED_SD, requests)
     tried = {
@@ -118,37 +122,37 @@ def adaptive_verification(
 
 
 def _chances(accepted: Floats, sd: float, requests: int) -> FloatArray:
-    """Chances [T, R, D] of tokens to be accepted, with these means by place [D] and this deviation of the log odds."""
+    """Draw acceptance probabilities [T, R, D] with these means [D] and this standard deviation of the log odds."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(31)
     weights = weights / weights.sum()
 
-    def middle(rate: float) -> float:
+    def mean_log_odds(rate: float) -> float:
         return float(brentq(lambda odds: weights @ expit(odds + sd * nodes) - rate, -40, 40))
 
-    odds = np.array([middle(min(rate, 1 - 1e-9)) for rate in accepted])
+    odds = np.array([mean_log_odds(min(rate, 1 - 1e-9)) for rate in accepted])
     steps = max(LEAST_STEPS, LEAST_ROUNDS // requests)
     drawn = np.random.default_rng(0).standard_normal((steps, requests, len(odds)))
     return expit(odds + sd * drawn).astype(np.float32)
 
 
 def _steps(rule: AdaptiveVerification, chance: FloatArray) -> tuple[Ints, Floats]:
-    """Verified and expected output tokens [T, R] of steps whose drafts have these chances [T, R, K]."""
+    """Verified draft tokens and expected output tokens [T, R], from acceptance probabilities [T, R, K]."""
     steps, requests, k = chance.shape
-    none, request = np.zeros(requests, dtype=np.int64), np.arange(requests)
-    running = Running(request, none, none, none, none, none, requests)
+    zeros, request = np.zeros(requests, dtype=np.int64), np.arange(requests)
+    running = Running(request, zeros, zeros, zeros, zeros, zeros, requests)
     state = Learned(1.0, np.zeros(k), np.zeros((k, 6)), 0, request, chance[-1])
     verified = np.empty((steps, requests), dtype=np.int64)
     for step, drafts in enumerate(chance):
-        verified[step] = rule.verify(state, running, drafts, none + k)
+        verified[step] = rule.verify(state, running, drafts, zeros + k)
         state = state._replace(foretold=drafts)
     admitted = np.arange(k) < verified[..., None]
     return verified, 1 + np.where(admitted, np.cumprod(chance, axis=2), 0.0).sum(axis=2)
 
 
 def schedule_line(engine: str, by_load: dict[str, Any] | None, drafter: str | None) -> str | None:
-    """K by number of requests at once, as SGLang and TensorRT-LLM take it; None if it does not change, or is not known.
+    """Write SGLang's or TensorRT-LLM's schedule of K by batch size in a line; None if one K is best at every load.
 
-    by_load : see `specsim.engines.by_load.speedups_by_load`
+    by_load : result of `specsim.engines.by_load.speedups_by_load`; None, too, if that is unknown
     """
     if by_load is None:
         return None
@@ -161,9 +165,9 @@ def schedule_line(engine: str, by_load: dict[str, Any] | None, drafter: str | No
     if len(lengths) < 2:
         return None
     try:
-        setting = schedule_setting(engine, ScheduledK(lengths), max(LARGEST, *lengths), drafter=drafter)
-    except InputError:  # a schedule that grows, or an engine that takes none
+        setting = schedule_setting(engine, ScheduledK(lengths), max(LARGEST_BATCH, *lengths), drafter=drafter)
+    except InputError:  # TensorRT-LLM takes no K that grows with the batch
         return None
-    asked = ",".join(f"{batch}:{k}" for batch, k in lengths.items())
+    schedule = ",".join(f"{batch}:{k}" for batch, k in lengths.items())
     file = "" if setting.file is None else f"; {setting.path}: {setting.file}"
-    return f"K by requests at once {asked}: {setting.flags}{file}"
+    return f"K by requests at once {schedule}: {setting.flags}{file}"

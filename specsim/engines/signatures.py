@@ -16,8 +16,8 @@ FALL, ERRORS = 0.5, 5.0  # the part that acceptance falls below at a point in ti
 SLOW_ROUND, GOOD = 2.0, 0.5  # decode steps of a round at K = 1, and the acceptance at which it is a fault
 FAR = 0.5  # of the least published rate
 # Least acceptance of the first position that is published, by kind of drafter: EAGLE vllm#24343, EAGLE-3 vllm#24243
-# (0.57 to 0.81), MTP vllm#48892 and spark-vllm-docker#343 (0.76 to 0.97). Of blocks lengths alone are published: the
-# rate that gives the least of them, if all positions had it (studies/published/data/speculation.csv).
+# (0.57 to 0.81), MTP vllm#48892 and spark-vllm-docker#343 (0.76 to 0.97). Of block drafters only acceptance lengths are
+# published; this rate at every position gives the shortest of them (studies/published/data/speculation.csv).
 FIRST_POSITION = {"eagle": 0.63, "eagle3": 0.57, "mtp": 0.76, **dict.fromkeys(("block", "dflash", "dspark"), 0.63)}
 
 

@@ -35,7 +35,7 @@ def seconds_left(start: Start, now_s: float, done: int, total: int) -> float | N
 
 
 def started(starts: dict[str, Start], latest: dict[str, int], part: str, now_s: float, done: int) -> Start:
-    """Note a report of a part, and return the first one; a part of which less is done than before has begun anew."""
+    """Record a progress report, and return when its part began; a part whose progress fell has begun anew."""
     if part not in starts or done < latest[part]:
         starts[part] = Start(now_s, done)
     latest[part] = done

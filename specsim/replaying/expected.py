@@ -220,9 +220,9 @@ def _expected_costs(trace: Trace, policy: ChainPolicy, table: CostTable, match: 
     behind[trace.draft_limit == 0] = 0.0
     step_s = np.diff(table.draft_s[: longest + 1, bucket], axis=0).T
     verify_s = table.verify_s[1 : longest + 2, bucket].T
-    matched = match[:, 1:].sum(axis=1).astype(np.int64)  # tokens; a draft of more is rejected there
+    matched = match[:, 1:].sum(axis=1).astype(np.int64)  # longest accepted prefix, in tokens
     rejected = np.arange(longest + 1) > matched[:, None]
-    rejected &= (position + matched + 1 < trace.output_tokens[sequence])[:, None]  # not after the last round
+    rejected &= (position + matched + 1 < trace.output_tokens[sequence])[:, None]  # the last round restores no states
     again = np.minimum(matched + 1, longest)
     verify_s = verify_s + rejected * table.refeed_s[again, bucket][:, None]
     rounds, steps = total(reached[:, 0]), total(asked)

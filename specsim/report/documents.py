@@ -53,7 +53,7 @@ def _verified_text(row: Row) -> str:
 
 
 def slower_than_leader(row: Row) -> str | None:
-    """Whether the sequences show that a row is slower than the leader; None for rows that are not compared."""
+    """Tell whether a row is significantly slower than the leader; None for rows that are not compared."""
     if row.get("tied_with_leader"):
         return "not significant"
     return "yes" if behind_leader(row) else None

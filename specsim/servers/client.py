@@ -99,7 +99,7 @@ class Server:
 
 
 def read_server(url: str, *, k: int | None = None) -> Reading:
-    """Read a running server's counts since its start, of /metrics or SGLang's /server_info; InputError without them."""
+    """Read a server's counts since its start from /metrics or SGLang's /server_info; InputError if it has neither."""
     try:
         import httpx2
     except ModuleNotFoundError:

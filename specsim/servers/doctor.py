@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
@@ -17,7 +16,7 @@ from specsim.acceptance.sources import Counters
 from specsim.engines.counted import counted
 from specsim.engines.export import LARGEST_BATCH, schedule_setting
 from specsim.engines.flags import draft_length_flags, kind_of
-from specsim.engines.formats.llamacpp import DRAFTING
+from specsim.engines.formats.llamacpp import drafting_totals
 from specsim.engines.signatures import find_signatures
 from specsim.io.arrays import Floats, Ints
 from specsim.io.errors import InputError
@@ -208,7 +207,7 @@ def _arm(bench: Bench, name: str, clients: int) -> Arm:
 
 
 def _counts(benches: Sequence[Bench]) -> tuple[list[Arm], Counters]:
-    """The arms that count drafts by position, and their sum; InputError if none does."""
+    """Benchmark arms that count drafts by position, and the sum of their counts; InputError if there is none."""
     arms = [arm for bench in benches for arm in bench.arms if arm.drafted and arm.accepted]
     if not arms:
         raise InputError(
@@ -221,7 +220,7 @@ def _counts(benches: Sequence[Bench]) -> tuple[list[Arm], Counters]:
 
 
 def _faults(benches: Sequence[Bench], drafter: str | None) -> list[Trap]:
-    """Signs of a fault in the server's counts, as remarks."""
+    """Find signs of a fault in the server's counts, as traps that leave the benchmark valid."""
     counters = _counts(benches)[1]
     signs = find_signatures(counted(counters), counters, drafter and kind_of(drafter))
     return [Trap(sign.name, sign.evidence, f"check {sign.check}", invalid=False) for sign in signs]
@@ -327,8 +326,7 @@ def _merged(causes: Sequence[Cause]) -> tuple[Cause, ...]:
 
 def draft_step_seconds(log: str | PathLike[str]) -> float:
     """Seconds of a draft step by the statistics in llama-server's log: drafting since its start over drafted tokens."""
-    text = Path(log).read_text(errors="replace")
-    printed = DRAFTING.findall(text), re.findall(r"#gen tokens =\s*(\d+)", text)
-    if not all(printed) or not int(printed[1][-1]):
+    _, drafted, draft_ms = drafting_totals(Path(log).read_text(errors="replace").splitlines())
+    if not drafted:
         raise InputError(f"{log} has no line `statistics ... dur(b,g,a)`; give the log of a llama-server that drafted")
-    return float(printed[0][-1]) / 1e3 / int(printed[1][-1])
+    return draft_ms / 1e3 / drafted

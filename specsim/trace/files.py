@@ -276,7 +276,7 @@ def _read_steps(path: Path, meta: dict[str, Any]) -> dict[str, Array]:
     kinds = {name: FLOAT_LISTS if np.issubdtype(dtype, np.floating) else INTEGER_LISTS for name, dtype in lists.items()}
     kinds = dict.fromkeys(STEP_COLUMNS, INTEGERS) | kinds
     values: dict[str, Array] = {}
-    for name, kind in kinds.items():  # one by one: all at once would take the trace's memory three times
+    for name, kind in kinds.items():  # all at once would take three times the memory of the trace
         table = read_table(path, {name: kind}, OPTIONAL_LISTS, invalid=AGAIN)
         if name in STEP_COLUMNS:
             values[name] = _column(table, name, STEP_COLUMNS[name], path)

@@ -86,9 +86,9 @@ class Synthetic(TypedDict):
 class Meta(TypedDict):
     """Schema of meta.json; unknown keys are allowed.
 
-    recurrent_layers : which of "target" and "drafter" have such layers, so that they cannot draft or verify trees
-    second_pass : whether a round that rejects tokens ends with another pass of the target over the pending token and
-        the accepted ones, to bring its recurrent states back
+    recurrent_layers : which of "target" and "drafter" have recurrent layers, which can neither draft nor verify trees
+    second_pass : whether a round that rejects tokens ends with a second target pass, over the pending and the accepted
+        tokens, which restores the recurrent states
     """
 
     schema_version: Literal[3]

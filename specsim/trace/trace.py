@@ -154,7 +154,7 @@ class Trace:
 
     @property
     def mode(self) -> str:
-        """How tokens were chosen: greedy, greedy-draft, gumbel or rejection; "unknown" where not recorded."""
+        """Decoding mode: greedy, greedy-draft, gumbel or rejection; "unknown" if not recorded."""
         decoding = self.meta.get("decoding", "unknown")
         return decoding if isinstance(decoding, str) else str(decoding.get("mode", "unknown"))
 

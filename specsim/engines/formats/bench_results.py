@@ -120,7 +120,7 @@ def _of_vllm(result: Mapping[str, Any], shares: Sequence[rates.Printed], skipped
 
 
 def _context(prompts: float | None, output: float | None, requests: float | None) -> int | None:
-    """Cached tokens of a request on average, by the tokens of all requests."""
+    """Mean cached tokens of a request: its prompt and half of its output."""
     return round((prompts + output / 2) / requests) if prompts and output and requests else None
 
 
@@ -193,13 +193,13 @@ def read_sglang(paths: Sequence[Path]) -> ImportedRecords:
 
 
 class State(TypedDict):
-    """A scheduler of SGLang's server; since its start."""
+    """State of one of SGLang's schedulers, averaged since the server's start."""
 
     avg_spec_accept_length: NotRequired[float | None]
 
 
 class ServerInfo(TypedDict):
-    """SGLang's /server_info, as far as it is read."""
+    """The fields of SGLang's /server_info that are read."""
 
     internal_states: list[State]
     model_path: NotRequired[str | None]
@@ -210,7 +210,7 @@ class ServerInfo(TypedDict):
 
 
 def _of_server_info(record: Mapping[str, Any], path: Path, skipped: Skipped) -> ImportedRecords:
-    """SGLang's average since the server's start, and its settings."""
+    """Read the mean acceptance length since the server's start, and the server's settings."""
     info: ServerInfo = checked(record, str(path), ServerInfo, invalid="give SGLang's /server_info")
     lengths = [length for state in info["internal_states"] if (length := state.get("avg_spec_accept_length"))]
     if not lengths:
@@ -324,9 +324,10 @@ RATE_AT = re.compile(r"accept_rate@(\d+)")
 
 
 def read_deepspec(paths: Sequence[Path]) -> ImportedRecords:
-    """Read the table of DeepSpec's eval.py: a row for every dataset, which are added.
+    """Read the table of DeepSpec's eval.py, and add its rows, one for each dataset.
 
-    accept_len counts the target's own token, and accept_rate@i is of the rounds that proposed an i-th token, from 0.
+    accept_len includes the token that the target adds. accept_rate@i, i = 0, 1, ..., is the share of the rounds that
+    proposed token i in which it was accepted.
     """
     invalid = "give the table that DeepSpec's eval.py prints, with its header"
     skipped = Skipped()
@@ -336,14 +337,14 @@ def read_deepspec(paths: Sequence[Path]) -> ImportedRecords:
     for line in log_lines(paths, skipped):
         cells = [cell.strip() for cell in line.strip().strip("|").split("|" if "|" in line else "\t")]
         if "#propose" in cells:
-            names, parts, models = cells, [], set()  # a last table has the rows of those before
+            names, parts, models = cells, [], set()  # eval.py prints the table anew with every row; the last counts
         elif names and len(cells) == len(names):
             row = dict(zip(names, cells, strict=True))
             try:
                 given = {int(match[1]): row[name] for name in names if (match := RATE_AT.fullmatch(name))}
                 rates_at = [float(given[i]) for i in range(len(given)) if given[i] != "-"]
                 samples, output, length = (float(row[name]) for name in ("samples", "out_tokens", "accept_len"))
-                rounds = round((output - samples) / length)  # the first token of a sample is the prompt's
+                rounds = round((output - samples) / length)  # prefill yields the first token
             except (KeyError, ValueError, ZeroDivisionError, OverflowError):
                 raise InputError(
                     f"{paths[0]}: a row of {row.get('dataset')!r:.40} is not of that table; {invalid}"
@@ -358,9 +359,9 @@ def read_deepspec(paths: Sequence[Path]) -> ImportedRecords:
         raise InputError(f"{paths[0]} has no row; {invalid}")
     depth = max(len(accepted) for _, accepted in parts)
     drafted, accepted = np.zeros(depth, dtype=np.int64), np.zeros(depth, dtype=np.int64)
-    for rounds, own in parts:
-        drafted[: len(own)] += rounds
-        accepted[: len(own)] += own
+    for rounds, accepted_at in parts:
+        drafted[: len(accepted_at)] += rounds
+        accepted[: len(accepted_at)] += accepted_at
     target, drafter = models.pop() if len(models) == 1 else ("", "")
     method = next((method for word, method in CLASSES.items() if word in drafter.lower().replace("-", "")), "")
     note = "rounds follow from output tokens and accept_len, which has two decimals"
@@ -376,7 +377,7 @@ def read_deepspec(paths: Sequence[Path]) -> ImportedRecords:
 
 
 def read_throughput(path: Path) -> float:
-    """Output tokens a second of a benchmark with or without speculation: vLLM's, SGLang's, GuideLLM's."""
+    """Read the output tokens per second of a vLLM, SGLang or GuideLLM benchmark, with or without speculation."""
     invalid = "give the result of a single benchmark of vLLM, SGLang or GuideLLM, or --baseline-tokens-per-second"
     skipped = Skipped()
     if _is_json(path):
@@ -388,12 +389,12 @@ def read_throughput(path: Path) -> float:
     else:
         speeds = [float(match[1]) for line in log_lines([path], skipped) if (match := THROUGHPUT.match(line))]
     if len(speeds) != 1 or not isinstance(speeds[0], int | float) or not 0 < speeds[0] < np.inf:
-        raise InputError(f"{path} tells no throughput of output, or several; {invalid}")
+        raise InputError(f"{path} has no output throughput, or several; {invalid}")
     return float(speeds[0])
 
 
 def _at(document: Any, *keys: str) -> Any:
-    """A value inside objects of JSON; None where there is none."""
+    """Look a value up in nested JSON objects; None if a key is missing."""
     for key in keys:
         document = document.get(key) if isinstance(document, dict) else None
     return document

@@ -7,7 +7,7 @@ of every request. The rounds of a request are used only if their sums equal the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
@@ -48,14 +48,23 @@ STATISTICS = re.compile(r"statistics\s+(\S+?):? #calls")
 CALLS = re.compile(r"#calls(?:\(b,g,a\) =\s*\d+\s+(\d+)| =\s*(\d+))")  # steps that asked the drafter
 COUNTS = re.compile(r"#(gen drafts|gen tokens|acc tokens) =\s*(\d+)")
 RATES = re.compile(r"#acc rate/pos = \(([\d., ]*)\)")
-DRAFTING = re.compile(
-    r"dur\(b,g,a\) = [\d.]+, (\d{1,12}(?:\.\d{1,12})?), [\d.]+ ms"
-)  # of drafts, since a server's start
+DRAFTING = re.compile(r"dur\(b,g,a\) = [\d.]+, (\d{1,12}(?:\.\d{1,12})?), [\d.]+ ms")  # since the server's start
 COUNTED = ("gen drafts", "gen tokens", "acc tokens")
 BENCH = re.compile(r"\bpred=\s{0,9}(\d+)\s{1,9}draft=\s{0,9}(\d+)\s{1,9}acc=\s{0,9}(\d+)")  # of mtp-bench.py
 EXAMPLE = re.compile(r"^\s{0,9}n_(draft|predict|drafted|accept) {0,9}= (\d+)\s*$")  # of llama-speculative
 BUILD = re.compile(r"build: (\d+ \([0-9a-f]+\))")
 MARKS = ("| accepted ", "draft acceptance", "#gen drafts")
+
+
+def drafting_totals(lines: Iterable[str]) -> tuple[int, int, float]:
+    """Drafts, drafted tokens and milliseconds of drafting since a server's start, summed over its drafters."""
+    last: dict[str, tuple[dict[str, int], float]] = {}
+    for line in lines:
+        if (match := STATISTICS.search(line)) and (drafting := DRAFTING.search(line)):
+            counts = {name: count(text, f"#{name}") for name, text in COUNTS.findall(line)}
+            last[match[1]] = counts, float(drafting[1])
+    drafts, drafted = (sum(counts.get(key, 0) for counts, _ in last.values()) for key in ("gen drafts", "gen tokens"))
+    return drafts, drafted, sum(ms for _, ms in last.values())
 
 
 @dataclass
@@ -382,7 +391,7 @@ def read_responses(paths: Sequence[Path]) -> ImportedRecords:
 
 
 def _of_mtp_bench(records: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Responses; mtp-bench.py's file has those of its prompts in a list."""
+    """Yield responses; a file of mtp-bench.py has one for each prompt, in a list."""
     for name, record in records:
         results = record.get("results")
         if "timings" in record or not isinstance(results, list):

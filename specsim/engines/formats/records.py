@@ -46,8 +46,8 @@ class Setup:
     method : the engine's word for the kind of drafter, such as "eagle3"; "" if unknown
     draft_tokens : K; None if unknown
     running : requests that ran at once, on average; None if unknown
-    tokens_per_s : output tokens a second, of all requests; None if unknown
-    context : cached tokens of a request on average, its prompt and half of its output; None if unknown
+    tokens_per_s : output tokens per second, of all requests together; None if unknown
+    context : mean cached tokens of a request: its prompt and half of its output; None if unknown
     """
 
     model: str = ""

@@ -137,7 +137,7 @@ FORMATS = {
 }
 
 
-# What a server's load tests write that do not count drafts.
+# Results of load tests without counts of drafts, by a pattern in them.
 WITHOUT_DRAFTS = {
     r'"output_tokens_per_second"\s*:': "GuideLLM's result",
     r'Serving Benchmark Result|"output_throughput"\s*:': "the result of a benchmark",

@@ -26,7 +26,7 @@ COLUMNS = {
     "tpot": {"tpot", "tpotms", "meantpotms", "itl", "itlms"},
     "length": {"acceptlength", "acceptlen", "acceptancelength", "meanacceptancelength", "tau", "al", "meanlen"},
     "rate": {"acceptrate", "acceptancerate", "rate"},
-    "either": {"accept", "accepted", "acceptance", "acc"},  # a length where it exceeds 1, without a percent sign
+    "either": {"accept", "accepted", "acceptance", "acc"},  # a length if above 1 and not in percent, else a rate
 }
 
 

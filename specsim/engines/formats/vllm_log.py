@@ -60,7 +60,7 @@ SETTINGS = {
     ),
     "verification": re.compile(r"'rejection_sample_method': '(\w+)'"),
 }
-VERIFICATION = {  # that is not token by token, and what follows from it
+VERIFICATION = {  # notes by rejection_sample_method, for methods that do not verify token by token
     "block": "block verification accepts a draft as a whole: a draft cut at K is accepted otherwise than a draft of K; "
     "measure the K that you choose",
     "synthetic": "acceptance was scripted (rejection_sample_method synthetic): it is not the drafter's",
@@ -68,7 +68,7 @@ VERIFICATION = {  # that is not token by token, and what follows from it
 
 
 class Interval(NamedTuple):
-    """What was generated in an interval, by the line before: tokens a second, running requests."""
+    """Output tokens per second and running requests in an interval, from the line about throughput."""
 
     tokens_per_s: float
     running: int
@@ -80,7 +80,8 @@ class Lines:
     wrapped : the pieces of a line that a terminal or a chat has wrapped, as far as they are read
     generating : of the line about throughput that was read last
     windows : seconds of every line about drafts, where it tells them, and what was generated in it
-    busy, idle : intervals that generated with drafts, and without one
+    busy, idle : intervals with drafts, and intervals without
+    lmdeploy : whether the lines are LMDeploy's
     """
 
     def __init__(self) -> None:
@@ -116,7 +117,7 @@ class Lines:
             self._flush()
             if engine := ENGINE.search(line):
                 self.engines.add(engine[1])
-            self.lmdeploy |= match[2] is not None  # whose line is vLLM's but for this
+            self.lmdeploy |= match[2] is not None  # LMDeploy's line is vLLM's, with these two numbers added
             self.generating = Interval(float(match[1]), count(match[3], "Running"))
         if not marked and not self.wrapped:
             return
@@ -197,8 +198,8 @@ class Lines:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Output tokens a second, on average over intervals with drafts; None for several engines' lines."""
-        # Where nothing runs at the end of an interval, it generated for a part of its time.
+        """Mean output tokens per second over intervals with drafts; None if several engines wrote the lines."""
+        # An interval at whose end no request runs was idle for a part of its time.
         speeds = [each.tokens_per_s for each in self.busy if each.tokens_per_s and each.running]
         return float(np.mean(speeds)) if speeds and len(self.engines) < 2 else None
 

@@ -182,6 +182,7 @@ def test_longer_drafts_than_counted_are_extrapolated_and_marked() -> None:
     """Rates that stay at 0.8: a third token is accepted in 0.512 of the rounds."""
     advice = advise({"drafted": [10_000] * 2, "accepted": [8000, 6400]}, COST)
     assert advice.k == 2 and advice.beyond[0].tokens_per_round == pytest.approx(1 + 0.8 + 0.64 + 0.512)
+    assert advice.beyond[0].speedup.low == pytest.approx((1 + 0.8 + 0.64 + 0.64 * 0.64) / 1.3)  # at least a fifth less
     assert "(extrapolated); serve with K = 6 to know" in repr(advice)
     blocks = advise({"drafted": [10_000] * 2, "accepted": [8000, 6400]}, COST, drafter="dflash")
     assert not blocks.beyond and "drafter of blocks predicts otherwise at another K" in " ".join(blocks.notes)

@@ -361,7 +361,8 @@ def test_the_table_of_deepspec(pretty: bool, tmp_path: Path) -> None:
     """1,000 rounds each: 700, 500, 300 and 600, 300, 100 accepted; 2,500 and 2,000 tokens beside the first ones."""
     table = (INPUTS / "deepspec.txt").read_text()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "|" in line]
-    (tmp_path / "out.txt").write_text(table if pretty else "\n".join("\t".join(row) for row in rows))
+    text = table if pretty else "\n".join("\t".join(row) for row in rows)
+    (tmp_path / "out.txt").write_text(f"{text}\n{text}")  # printed anew with every row
     kind, imported = read_any([tmp_path / "out.txt"])
     assert isinstance(imported.source, Counters) and kind == "deepspec"
     assert imported.source.drafted.tolist() == [2000] * 3 and imported.source.accepted.tolist() == [1300, 800, 400]

@@ -64,8 +64,10 @@ def calibrated(folder: Path, *texts: str, gpu: tuple[str, ...] = ()) -> dict[str
         ((BENCH, '{"pass_ms": {}, "draft_ms": 1}'), {"1": 15.7183, "2": 77.1605}, 1.0),
         ((SWEEP,), {"1": 32.2581, "3": 52.0833, "5": 75.0}, 0.0),  # 2.5 tokens a round at 48 a second
         ((DRAFT_LOG, PLAIN_LOG), {"1": 30.0, "3": 40.0}, 3.0),
+        ((DRAFT_LOG.replace("4600.00", "7600.00").replace("201", "301"), PLAIN_LOG), {"1": 30.0, "3": 40.0}, 3.0),
     ],
-    ids=["by hand", "llama-batched-bench", "its JSON lines", "llama-bench", "a sweep", "llama-server's logs"],
+    ids=["by hand", "llama-batched-bench", "its JSON lines", "llama-bench", "a sweep", "llama-server's logs",
+         "a log with 100 steps without a draft"],
 )  # fmt: skip
 def test_pass_times_are_read_from_what_people_have(
     texts: tuple[str, ...], pass_ms: dict[str, float], draft_ms: float, tmp_path: Path

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from specsim.acceptance.sources import Counters
 from specsim.io.errors import InputError
 from specsim.io.examples import TASKS
+from specsim.servers import client
 from specsim.servers.bench import bench
 from specsim.servers.benchmark_files import read_benchmark
 from specsim.servers.client import read_server
@@ -111,6 +113,19 @@ def test_advise_asks_a_running_server(engine: str, counts: tuple[int, list[int]]
     cost = ("--cost", "vllm-llama3.1-8b-eagle-h100")
     assert f"{url} read as prometheus" in call("specsim", "advise", url, *cost).out
     assert_refused(call("specsim", "advise", "http://127.0.0.1:9", *cost), "http://127.0.0.1:9 does not answer")
+
+
+def test_without_metrics_sglangs_server_info_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = {"speculative_num_steps": 3, "internal_states": [{"avg_spec_accept_length": 2.5}]}
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, json=info) if request.url.path == "/server_info" else httpx2.Response(404)
+
+    monkeypatch.setattr(
+        client, "connect", lambda url: httpx2.AsyncClient(base_url=url, transport=httpx2.MockTransport(answer))
+    )
+    reading = read_server("http://localhost:30000")
+    assert reading.kind == "sglang-bench" and reading.setup.draft_tokens == 3
 
 
 def test_without_httpx2_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,7 @@ def test_the_cause_is_named_first(cause: str) -> None:
 def test_a_drafter_of_which_nothing_is_accepted() -> None:
     checkup = doctor(measured(Truth(rate=0.0), 3))
     assert checkup.causes[0].name == "the drafter does not fit the target" and checkup.levels[0].k == 0
+    assert [trap.name for trap in checkup.traps] == ["no draft was ever accepted"]
 
 
 def test_k_is_the_best_of_all_by_the_true_costs() -> None:
