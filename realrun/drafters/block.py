@@ -28,14 +28,21 @@ from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
-from transformers import Qwen3Config
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
 
 from realrun.decode.acceptance_predictor import Predictor
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.eagle3 import EMBEDDING, HEAD, Fusion, MidLayer, layer_config, mid_layer
+from realrun.drafters.eagle3 import (
+    EMBEDDING,
+    HEAD,
+    Fusion,
+    MidLayer,
+    cut_vocabulary,
+    layer_config,
+    mid_layer,
+    plain_layer,
+)
 from realrun.drafters.kind import DrafterKind, draft_vocabulary
 from realrun.lm.cached import CachedLM, grown
 from realrun.lm.choice import static_serves
@@ -93,11 +100,10 @@ class Block(Fusion):
         self._check(config, target)
         sizes, chosen = layer_config(config), tuple(config["states_after"])
         size, eps = int(sizes.hidden_size), sizes.rms_norm_eps
-        super().__init__(config, len(chosen), size, size, eps)
+        super().__init__(config, len(chosen), size, eps)
         self.facts, self.config, self.tokens = dict(config), sizes, tokens
         self.form, self.states_after = config["form"], chosen
-        kind: Any = Qwen3DecoderLayer if isinstance(sizes, Qwen3Config) else LlamaDecoderLayer
-        self.layers = torch.nn.ModuleList(kind(sizes, number) for number in range(int(sizes.num_hidden_layers)))
+        self.layers = torch.nn.ModuleList(plain_layer(sizes, number) for number in range(int(sizes.num_hidden_layers)))
         self.norm = LlamaRMSNorm(size, eps=eps)
         if self.form == DFLASH:
             self.hidden_norm = LlamaRMSNorm(size, eps=eps)
@@ -111,8 +117,7 @@ class Block(Fusion):
             linear = Float32Head if gives_float32(target) else torch.nn.Linear
             self.lm_head = linear(size, rows or vocabulary, bias=False)
         rank = int(config.get("markov_rank") or 0)
-        made = MarkovHead(vocabulary, rows or vocabulary, rank, size, GATE in own) if rank else None
-        self.markov_head = made
+        self.markov_head = MarkovHead(vocabulary, rows or vocabulary, rank, size, GATE in own) if rank else None
         self.to(target.device, target.dtype)
         self.rotary = LlamaRotaryEmbedding(self.config).to(target.device)
         self.out_features, self.logits_type = vocabulary, logits_type(target)
@@ -178,9 +183,8 @@ class Block(Fusion):
         fused = self.fuse(states)
         if self.form == DFLASH:
             return [self._keys_values(layer.self_attn, fused, positions) for layer in self.layers]
-        seen = torch.ones(n, len(cached[0][0][0]) + n, dtype=torch.bool, device=states.device).tril_(
-            len(cached[0][0][0])
-        )
+        slots = len(cached[0][0][0])
+        seen = torch.ones(n, slots + n, dtype=torch.bool, device=states.device).tril_(slots)
         x, made = torch.cat([self.embed(tokens), fused], dim=-1), KeysValues()
         for layer, before in zip(self.layers, cached, strict=True):
             x, new = self._through(layer, x[None], positions[None], before, seen[None])
@@ -375,8 +379,8 @@ class BlockLM(CachedLM):
             return logits
         return logits + self.block.bias(states.expand(len(previous), -1), torch.tensor(previous, device=self.device))
 
-    def _check_trees(self) -> None:
-        """Do nothing: rows are the same whatever tree is drafted of them."""
+    def check_trees(self) -> None:
+        """Do nothing: the rows do not read drafted tokens, so that they need no tree mask."""
 
 
 class BlockProposals(Positionwise):
@@ -425,26 +429,15 @@ class BlockKind(DrafterKind):
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
-        own, size = dict(tensors), int(target.config.vocab_size)
-        offsets, _ = own.pop("d2t", None), own.pop("t2d", None)
-        tokens = None
-        if HEAD in own:
-            drafts = torch.arange(len(own[HEAD])) + (0 if offsets is None else offsets.long().cpu())
-            known = drafts < size  # the target's vocabulary ends where its tokenizer's does, without padding
-            own[HEAD], drafts = own[HEAD][known], drafts[known]
-            tokens = None if len(drafts) == size else drafts.to(target.device)
-            if W2 in own:
-                own[W2] = own[W2][known]
-        for name in (W1, *((W2,) if HEAD not in own else ())):
+        own, size, config = dict(tensors), int(target.config.vocab_size), facts["config"]
+        tokens = cut_vocabulary(own, size, HEAD, W2)
+        embedding = own.get(EMBEDDING)
+        for name in (W1, EMBEDDING, *((W2,) if HEAD not in own else ())):
             if name in own:
                 own[name] = own[name][:size]
-        config = facts["config"]
-        if EMBEDDING in own:
-            embedding = own[EMBEDDING]
-            own[EMBEDDING] = embedding[:size]
-        block = Block(target, config, [*own], tokens)
+        block = Block(target, config, [*own], None if tokens is None else tokens.to(target.device))
         block.load_state_dict(own)
-        if EMBEDDING in own:
+        if embedding is not None:
             block.mask = embedding[int(config["mask"])].to(block.mask)
         return target, cls.of_block(block.eval().requires_grad_(False))
 

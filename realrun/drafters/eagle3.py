@@ -125,6 +125,11 @@ class Qwen3MidLayer(MidLayer, Qwen3DecoderLayer):  # type: ignore[misc]
     """`MidLayer` of a Qwen3 layer."""
 
 
+def plain_layer(config: Any, number: int) -> Any:
+    """Make a decoder layer with this number, of the configuration's model type."""
+    return (Qwen3DecoderLayer if isinstance(config, Qwen3Config) else LlamaDecoderLayer)(config, number)
+
+
 def mid_layer(config: Any, stated: Mapping[str, Any]) -> Any:
     """Make the first layer of a drafter of this configuration, whose config.json states how it differs."""
     kind = Qwen3MidLayer if isinstance(config, Qwen3Config) else LlamaMidLayer
@@ -142,16 +147,17 @@ def layer_config(stated: Mapping[str, Any]) -> Any:
 
 
 class Fusion(torch.nn.Module):
-    """Norms and projection that make one state [..., d] of several of the target's [..., k d_T].
+    """Norms and projection that fuse k states of the target [..., k d] into one [..., d].
 
-    Its tensors are named as in checkpoints: fc, input_norm, fc_norm.
+    The tensors have the names of checkpoints: fc, input_norm, fc_norm.
+    stated : the drafter's config.json; states : k; size : d
     """
 
-    def __init__(self, stated: Mapping[str, Any], states: int, width: int, size: int, eps: float):
+    def __init__(self, stated: Mapping[str, Any], states: int, size: int, eps: float):
         super().__init__()
-        self.fc = torch.nn.Linear(states * width, size, bias=False)
-        self.input_norm = LlamaRMSNorm(states * width, eps=eps) if stated.get("norm_before_fc") else None
-        norms = [LlamaRMSNorm(width, eps=eps) for _ in range(states)]
+        self.fc = torch.nn.Linear(states * size, size, bias=False)
+        self.input_norm = LlamaRMSNorm(states * size, eps=eps) if stated.get("norm_before_fc") else None
+        norms = [LlamaRMSNorm(size, eps=eps) for _ in range(states)]
         self.fc_norm = torch.nn.ModuleList(norms) if stated.get("fc_norm") else None
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
@@ -189,11 +195,10 @@ class Eagle3(Fusion):
         size = int(sizes.hidden_size)
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
-            super().__init__(stated, len(chosen), size, size, sizes.rms_norm_eps)
+            super().__init__(stated, len(chosen), size, sizes.rms_norm_eps)
             self.midlayer = mid_layer(sizes, stated)
-            plain = Qwen3DecoderLayer if isinstance(sizes, Qwen3Config) else LlamaDecoderLayer
             above = range(1, int(sizes.num_hidden_layers))
-            self.layers = torch.nn.ModuleDict({str(number): plain(sizes, number) for number in above})
+            self.layers = torch.nn.ModuleDict({str(number): plain_layer(sizes, number) for number in above})
         self.config_json, self.states_after, self.config = stated, chosen, sizes
         self.norm = LlamaRMSNorm(size, eps=self.config.rms_norm_eps)
         self.to(target.device, target.dtype)
@@ -262,8 +267,30 @@ def vocabulary_tables(tokens: torch.Tensor, size: int) -> dict[str, torch.Tensor
     return {OFFSETS: tokens - torch.arange(len(tokens)), MASK: mask}
 
 
+def cut_vocabulary(tensors: dict[str, torch.Tensor], size: int, *names: str) -> torch.Tensor | None:
+    """Cut the head to the `size` tokens of the target, in place, and remove the two tables of the vocabulary.
+
+    names : tensors with a row for each drafted token; without the first, all tokens are drafted
+
+    Returns the drafted tokens, int64 [n]; None for all.
+    """
+    offsets, _ = tensors.pop(OFFSETS, None), tensors.pop(MASK, None)
+    if names[0] not in tensors:
+        return None
+    rows = len(tensors[names[0]])
+    if offsets is None and rows < size:
+        raise ValueError(f"{names[0]} has {rows} of {size} tokens, and {OFFSETS}, which names them, is missing")
+    tokens = torch.arange(rows) + (0 if offsets is None else offsets.long())
+    known = tokens < size  # the target's vocabulary ends where its tokenizer's does, without padding
+    for name in names:
+        if name in tensors:
+            tensors[name] = tensors[name][known]
+    tokens = tokens[known]
+    return None if len(tokens) == size else tokens
+
+
 class Eagle3LM(RowsOfStates, EagleLM):
-    """The drafter's pass over a target that keeps its hidden states after three of its layers."""
+    """The drafter's pass over a target that keeps its hidden states after several of its layers."""
 
     def __init__(self, target: SplitTarget, eagle: Eagle3):
         model = eagle.whole(target.model)
@@ -306,7 +333,7 @@ class Eagle3Kind(EagleKind):
         return Eagle3LM, StaticEagle3
 
     @property
-    def static(self) -> bool:
+    def static(self) -> bool:  # type: ignore[override]
         return not self.eagle.layers and not self.eagle.config_json.get("norm_output")
 
     @classmethod
@@ -317,20 +344,12 @@ class Eagle3Kind(EagleKind):
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
         own, size = dict(tensors), int(target.config.vocab_size)
-        offsets, _, embedding = (own.pop(name, None) for name in (OFFSETS, MASK, EMBEDDING))
+        embedding = own.pop(EMBEDDING, None)
         if embedding is not None:
             theirs = target.get_input_embeddings().weight
             if not torch.allclose(embedding[:size].to(theirs), theirs, rtol=0.01, atol=1e-4):  # in 16 bits
                 raise InputError("the EAGLE-3 drafter has other embeddings than this target; give its own target")
-        if offsets is None and len(own[HEAD]) < size:
-            raise ValueError(
-                f"{HEAD} has {len(own[HEAD])} of {size} tokens, and {OFFSETS}, which names them, is missing"
-            )
-        tokens = torch.arange(len(own[HEAD])) + (0 if offsets is None else offsets.long())
-        known = tokens < size  # the target's vocabulary ends where its tokenizer's does, without padding
-        own[HEAD] = own[HEAD][known]
-        tokens = tokens[known]
-        eagle = Eagle3(target, facts["config"], tokens=None if len(tokens) == size else tokens)
+        eagle = Eagle3(target, facts["config"], tokens=cut_vocabulary(own, size, HEAD))
         eagle.load_state_dict(own)
         if not supported(eagle.whole(target)):
             raise InputError(

@@ -19,7 +19,7 @@ import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -27,8 +27,6 @@ import torch
 from safetensors import safe_open
 from transformers.utils.hub import cached_file
 
-from realrun.decode.acceptance_predictor import Predictor
-from realrun.decode.draft_model import DraftModel
 from realrun.drafters.eagle import EagleKind, EagleLM, RowsOfStates
 from realrun.drafters.edd import EMBEDDING, HEAD, share_vocabulary
 from realrun.drafters.kind import Origin
@@ -82,7 +80,7 @@ DEEPSEEK = Layout(
 )
 LAYOUTS: dict[str, Layout] = {
     **dict.fromkeys(("deepseek_v3", "glm4_moe_lite"), DEEPSEEK),
-    "glm4_moe": Layout(**{**DEEPSEEK.__dict__, "hands_on_normed": False}),
+    "glm4_moe": replace(DEEPSEEK, hands_on_normed=False),
     MiMoConfig.model_type: Layout(
         r"model\.mtp_layers\.{k}\.", "token_layernorm.weight", "hidden_layernorm.weight", "input_proj.weight",
         "final_layernorm.weight", embedding_first=False, reads_normed=False,
@@ -225,6 +223,7 @@ class MtpKind(EagleKind):
     name: ClassVar[str] = "mtp"
     origin: ClassVar[Origin] = "target"
     paper_policy: ClassVar[str | None] = None
+    static: ClassVar[bool] = False
 
     @classmethod
     def check_target(cls, target: Any) -> None:
@@ -260,9 +259,3 @@ class MtpKind(EagleKind):
         recurrent = has_recurrent_layers(target.config)
         whole = RecurrentStates(target) if recurrent else SplitTarget(target, *self.splits(target))
         return whole, MtpLM(whole, self.eagle)
-
-    def make_drafter(
-        self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
-    ) -> tuple[CachedLM, DraftModel]:
-        whole, draft = self.make_passes(target)  # no family that ships a module has static passes
-        return whole, DraftModel(draft, eos_token_ids, predictor)

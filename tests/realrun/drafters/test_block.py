@@ -96,6 +96,13 @@ def test_a_folder_names_the_size_of_its_blocks(tmp_path: Any) -> None:
         load_drafter(other, target, 3)
 
 
+def test_trees_need_no_tree_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = state_pair("block")
+    lm = pair.drafter.make_passes(pair.target)[1]
+    monkeypatch.setattr(pair.target.config, "_attn_implementation", "flash_attention_2")
+    lm.check_trees()
+
+
 @torch.inference_mode()
 def test_a_mask_token_that_the_tokenizer_lacks_has_its_embedding() -> None:
     """Vocabularies are cut to the tokenizer's tokens, and published masks are often the first of the padding."""
