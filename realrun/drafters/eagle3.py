@@ -6,9 +6,10 @@ A norm and a head of its own, over a part of the vocabulary, make logits of the 
 token n pending, the rows of tokens 1 .. n have fused states of the target before them, and the rows of drafted tokens
 the drafter's own output, before its norm. The first token has no row because no state is before it.
 
-Published drafters differ in how many states they read and in the number of layers, of which those above the first are
-plain; in norms before the projection (`norm_before_fc`, `fc_norm`), in what the first layer adds to
-(`norm_before_residual`), and in handing on the normed output (`norm_output`, EAGLE-3.1).
+Published drafters differ in the number of states they read; in the number of layers (those above the first are plain
+decoder layers); in norms before the projection (`norm_before_fc`, `fc_norm`); in whether the first layer's residual is
+the normed state (`norm_before_residual`); and in whether the next row reads the output after the norm (`norm_output`,
+EAGLE-3.1).
 
 References: vLLM's model_executor/models/llama_eagle3.py, whose weight names are used here.
 """
@@ -85,9 +86,9 @@ def default_config(target: Any) -> dict[str, Any]:
 
 
 class MidLayer:
-    """Mixed into a decoder layer: it reads an embedding and a hidden state [..., 2 d], and adds to the latter [..., d].
+    """Mixin of a decoder layer that reads an embedding and a hidden state [..., 2 d]; the latter is its residual.
 
-    norm_before_residual : whether it adds to the normed hidden state
+    norm_before_residual : whether the residual is the hidden state after its norm
     """
 
     norm_before_residual = False
@@ -97,14 +98,14 @@ class MidLayer:
     post_attention_layernorm: Any
 
     def widen(self, size: int, eps: float) -> None:
-        """Let the attention read [..., 2 d]."""
+        """Widen the attention's projections to inputs [..., 2 d], and add the norm of the hidden state."""
         for name in ("q_proj", "k_proj", "v_proj"):
             narrow = getattr(self.self_attn, name)
             setattr(self.self_attn, name, torch.nn.Linear(2 * narrow.in_features, narrow.out_features, bias=False))
         self.hidden_norm = LlamaRMSNorm(size, eps=eps)
 
     def opened(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Split rows [..., 2 d] into what the layer adds to [..., d] and what its attention reads [..., 2 d]."""
+        """Return the residual [..., d] and the attention's normed input [..., 2 d] of rows [..., 2 d]."""
         embedded, hidden = x.chunk(2, dim=-1)
         normed = self.hidden_norm(hidden)
         both = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
@@ -131,7 +132,7 @@ def plain_layer(config: Any, number: int) -> Any:
 
 
 def mid_layer(config: Any, stated: Mapping[str, Any]) -> Any:
-    """Make the first layer of a drafter of this configuration, whose config.json states how it differs."""
+    """Make a drafter's first layer. stated : its config.json, which says what the residual is."""
     kind = Qwen3MidLayer if isinstance(config, Qwen3Config) else LlamaMidLayer
     layer = kind(config, 0)
     layer.widen(int(config.hidden_size), config.rms_norm_eps)
@@ -140,7 +141,7 @@ def mid_layer(config: Any, stated: Mapping[str, Any]) -> Any:
 
 
 def layer_config(stated: Mapping[str, Any]) -> Any:
-    """Make the configuration of the layers of a drafter with this config.json."""
+    """Make the configuration of a drafter's layers from its config.json."""
     config: Any = (Qwen3Config if stated.get("model_type") == QWEN3 else LlamaConfig)(**{**stated, "layer_types": None})
     config._attn_implementation = "sdpa"
     return config
