@@ -384,8 +384,8 @@ class CachedLM:
         config = self.model.config.get_text_config()
         if getattr(config, "attn_temperature_tuning", False) and rows >= config.floor_scale:
             raise InputError(
-                f"{config.model_type} models scale attention by cache slot from {config.floor_scale} tokens on, and in a "
-                f"tree slots are not positions; {rows} tokens and nodes are too many: shorten the text or draft chains"
+                f"{config.model_type} models scale attention by cache slot from {config.floor_scale} tokens on, and the "
+                f"slots of a tree are not positions ({rows} tokens and nodes); shorten the text or draft chains"
             )
 
     def drop_rows(self, count: int) -> None:

@@ -169,7 +169,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
 }  # fmt: skip
 
-# Checkpoints of text with pictures, and the family that their text model is of.
+# Multimodal checkpoints, by the family of their text model.
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 64,
