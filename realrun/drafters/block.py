@@ -455,7 +455,9 @@ class BlockKind(DrafterKind):
     def of(self, drafted: int) -> Self:
         """Copy this drafter for blocks of this many tokens."""
         if not 1 <= drafted <= self.trained:
-            raise InputError(f"blocks of {drafted} tokens are not supported; this drafter was trained for 1 to {self.trained}")
+            raise InputError(
+                f"blocks of {drafted} tokens are not supported; this drafter was trained for 1 to {self.trained}"
+            )
         return replace(self, drafted=drafted)
 
     @property

@@ -384,7 +384,7 @@ class CachedLM:
         config = self.model.config.get_text_config()
         if getattr(config, "attn_temperature_tuning", False) and rows >= config.floor_scale:
             raise InputError(
-                f"{config.model_type} models scale attention by cache slot from {config.floor_scale} tokens on, and the "
+                f"{config.model_type} models scale attention by cache slot from {config.floor_scale} tokens on, and "
                 f"slots of a tree are not positions ({rows} tokens and nodes); shorten the text or draft chains"
             )
 

@@ -213,7 +213,7 @@ def family_model(family: str) -> Any:
 
 
 def shallow_draft(target: Any) -> Any:
-    """A model of the target's first two layers, or of all where some read others' caches, the last without its MLP."""
+    """A model of the target's first two layers; if layers share caches, the target without its last MLP."""
     if getattr(target.config, "num_kv_shared_layers", 0):
         draft = copy.deepcopy(target)
         draft.model.layers[-1].mlp.down_proj.weight.data.zero_()
