@@ -58,7 +58,7 @@ def hybrid_pair(family: str = "Qwen3.5", draft: Any = None) -> Pair:
 
 
 def fed(lm: CachedLM, dropped: int = 0, singly: bool = False) -> torch.Tensor:
-    """Logits [n, V] of TEXT in passes of CUTS; before each, `dropped` tokens are fed, at once or singly, and dropped."""
+    """Logits [n, V] of TEXT in passes of CUTS; before each, `dropped` tokens are fed, jointly or singly, and cut."""
     logits, refed = [], 0
     for end, size in zip(np.cumsum(CUTS).tolist(), CUTS, strict=True):
         start = end - size

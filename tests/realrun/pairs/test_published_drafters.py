@@ -61,6 +61,17 @@ def test_a_layout_drafts_what_its_library_drafts_or_is_refused_by_name(name: str
         assert drafts_after(pair, TEXT[: int(place) + 1]) == drafts
 
 
+def test_older_files_of_speculators_draft_the_same(tmp_path: Path) -> None:
+    """They do not state `norm_before_residual`, and hold a copy of the target's norm."""
+    layout = copy.deepcopy(LAYOUTS["speculators-eagle3.1"])
+    assert layout["config"].pop("norm_before_residual")
+    layout["tensors"]["verifier_norm.weight"] = [32]
+    layout["files"]["model.safetensors"].append("verifier_norm.weight")
+    pair = pair_of(write(layout, tmp_path / "drafter"))
+    for place, drafts in layout["drafts"].items():
+        assert drafts_after(pair, TEXT[: int(place) + 1]) == drafts
+
+
 def folder_of(folder: Path, config: dict[str, Any] | None, weights: dict[str, torch.Tensor], file: str) -> Path:
     folder.mkdir(parents=True)
     if config is not None:
