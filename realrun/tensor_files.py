@@ -1,7 +1,7 @@
 """Tensors in safetensors files, written whole or not at all.
 
-The header lists the tensors, so that a reader knows if one is missing whose absence has a meaning of its own: a head
-that is not in the file is the target's.
+The header lists the tensors, so that a reader can tell a lost tensor from one that was left out on purpose: a drafter
+without a head uses the target's.
 """
 
 from __future__ import annotations

@@ -74,10 +74,10 @@ def board(
 
     Columns: forecast; measured speedup by medians, with a simultaneous 95 % interval, and by the wall clock; speedup
     replayed at the costs of the run's own rounds, and its error; "behind", the leader's speedup minus the row's;
-    "slower?", whether these prompts show it; "without loops", the speedup over prompts whose text does not repeat
-    itself; tau, mean acceptance length; v_d, draft acceptance rate. A star marks each drafter's best row on the tuning
-    prompts. MEDUSA-2 and SPACE come with a target of their own with the same architecture: compare their speed, not
-    their text.
+    "slower?", whether the row is significantly slower than the leader; "without loops", the speedup over prompts whose
+    text does not repeat itself; tau, mean acceptance length; v_d, draft acceptance rate. A star marks each drafter's
+    best row on the tuning prompts. MEDUSA-2 and SPACE come with a target of their own with the same architecture:
+    compare their speed, not their text.
 
     After an interruption the same command goes on. Writes a folder per drafter (trace/, profile.json,
     tuning_profile.json, tuned.json), forecast.json, decoded/, leaderboard.json, leaderboard.csv and report.html.

@@ -145,11 +145,11 @@ class DrafterSettings(TokenizerSettings):
     panel = "Models"
     drafter: str = setting(
         "model",
-        "Drafter: model (with --draft-model), prompt-lookup (any target), mtp (the module that DeepSeek-V3, GLM-4.5, "
-        "MiMo and Qwen3-Next checkpoints and later ones ship), a self-speculative drafter or draft head of the lab's "
-        "target (eagle, self-sd, or once trained eesd, medusa-1, medusa-2, edd, space), eagle of smollm2, or a folder "
-        "made by `realrun train`, or a published drafter's (EAGLE, EAGLE-3, MEDUSA, DFlash, P-EAGLE, DSpark); FOLDER:K "
-        "drafts blocks of K tokens; your own FILE.py.",
+        "Drafter: model (with --draft-model), prompt-lookup (any target), mtp (the MTP module in the checkpoints of "
+        "DeepSeek-V3, GLM-4.5, MiMo, Qwen3-Next and Qwen3.5), a self-speculative drafter or draft head of the lab's "
+        "target (eagle, self-sd, or once trained eesd, medusa-1, medusa-2, edd, space), eagle of smollm2, a folder "
+        "made by `realrun train`, the folder of a published drafter (EAGLE, EAGLE-3, MEDUSA, DFlash, P-EAGLE, DSpark; "
+        "FOLDER:K drafts blocks of K tokens), or your own FILE.py.",
     )
 
 

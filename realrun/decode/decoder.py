@@ -131,7 +131,7 @@ class Decoder:
     ) -> tuple[Any, Draft]:
         """Run a round: extend `tokens` and `rounds`; return the policy's new state and the draft.
 
-        The sequence is over at `end` tokens, or at an end-of-text token: no recurrent states are brought back then.
+        The sequence ends at `end` tokens or at an end-of-text token. Recurrent states are not restored then.
 
         Rounds begin and end with an idle device. In between, drafted and verified tokens have been copied to the host
         when the time is read, so that nothing is waited for twice. Where nothing is drafted, or all of a tree is

@@ -40,8 +40,8 @@ class Round:
     fed : tokens that the first draft step ingested
     asked : decisions of the policy
     drafter : number of the drafter among several, from 1; 0 with a single drafter, or if nothing was drafted
-    refed : tokens that a second pass of the target fed again after a rejection, to bring its recurrent states back
-    refeed_s : seconds of that pass, a part of verify_s
+    refed : tokens of the second pass that restores the target's recurrent states after a rejection; 0 without one
+    refeed_s : seconds of that pass; verify_s includes them
     """
 
     t: int

@@ -1,19 +1,19 @@
 """Drafters whose single pass drafts a whole block: DFlash (arXiv:2602.06036), P-EAGLE (arXiv:2602.01469), DSpark.
 
-A round's pass has one row for the pending token and one for each mask token behind it, at the positions that follow
-the text. Context rows stand for the text before them. They are made of the target's hidden states after some of its
-layers, which a projection `fc` fuses to one state a token.
+A round's pass has one row for the pending token and one for each mask token after it, at the positions that follow
+the text. Context rows represent the text. They are computed from the target's hidden states after several of its
+layers, which a projection `fc` fuses into one state per token.
 
-    DFlash   a context row is a token's fused state, normed, and every layer makes keys and values of it. The rows of a
-             block see the context and each other. The pending token's row drafts nothing, unless `draws_anchor` is set.
-    P-EAGLE  rows are EAGLE-3's: a token's embedding beside the fused state before it. Masks have a learned state in
-             place of the target's. Every row sees the rows before it, and all rows of the block draft.
+    DFlash   A context row is a token's fused state after a norm; every layer computes keys and values from it. The rows
+             of a block attend to the context and to each other. The pending token's row drafts nothing, unless
+             `draws_anchor` is set.
+    P-EAGLE  Rows are EAGLE-3's: a token's embedding and the fused state of the token before it. Mask rows have a
+             learned state in place of the target's. Every row attends to the rows before it; all rows of a block draft.
+    DSpark   DFlash with a Markov head: each token adds w2 w1[token] to the logits of the next token, optionally gated
+             by the row's state. In most of its checkpoints the pending token's row drafts as well.
 
-    DSpark   is DFlash, where each token adds to the logits of the next: w2 w1[token], which may have a gate made of the
-             row's state. The pending token's row drafts as well in most of them.
-
-A smaller block of DFlash drafts other tokens than the beginning of a larger one, because its rows see fewer masks.
-P-EAGLE's are the same.
+A smaller block of DFlash or DSpark drafts other tokens than the first ones of a larger block, because its rows attend
+to fewer masks. A smaller block of P-EAGLE drafts the same tokens.
 
 References: vLLM's model_executor/models/qwen3_dflash.py and llama_eagle3.py, whose weight names are used here.
 """
@@ -28,14 +28,21 @@ from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
-from transformers import Qwen3Config
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
 
 from realrun.decode.acceptance_predictor import Predictor
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.eagle3 import EMBEDDING, HEAD, Fusion, MidLayer, layer_config, mid_layer
+from realrun.drafters.eagle3 import (
+    EMBEDDING,
+    HEAD,
+    Fusion,
+    MidLayer,
+    cut_vocabulary,
+    layer_config,
+    mid_layer,
+    plain_layer,
+)
 from realrun.drafters.kind import DrafterKind, draft_vocabulary
 from realrun.lm.cached import CachedLM, grown
 from realrun.lm.choice import static_serves
@@ -50,13 +57,13 @@ from specsim.io.errors import InputError
 
 DFLASH, P_EAGLE = "dflash", "p-eagle"
 W1, W2, GATE = (f"markov_head.{name}.weight" for name in ("markov_w1", "markov_w2", "gate_proj"))
-BLOCKS = 16  # that recording computes at once
+BLOCKS = 16  # blocks that recording computes at once
 
-KeysValues = list[tuple[torch.Tensor, ...]]  # keys and values, [Hkv, n, D] each, of every layer
+KeysValues = list[tuple[torch.Tensor, ...]]  # of every layer: keys and values, [Hkv, n, D] each
 
 
 class MarkovHead(torch.nn.Module):
-    """What a token adds to the logits of the next; the names are those of checkpoints."""
+    """DSpark's head: the bias that a token adds to the logits of the next token. Named as in checkpoints."""
 
     def __init__(self, vocabulary: int, drafted: int, rank: int, size: int, gated: bool):
         super().__init__()
@@ -76,12 +83,12 @@ class MarkovHead(torch.nn.Module):
 class Block(Fusion):
     """The trained modules, under the names of published checkpoints.
 
-    config : config.json of the layers, and beside it: form, "dflash" or "p-eagle"; states_after, layer counts of the
-        target, ascending; mask, the token of the rows behind the pending token; tokens, drafted by a block in training;
-        draws_anchor, whether the pending token's row drafts the first of them; causal, whether DFlash's rows see only
-        those before them
-    own : names of the tensors that its file has; head and embedding that it lacks are the target's
-    tokens : int64 [n], the tokens that it drafts by a head of its own; None for all
+    config : config.json of the layers, with these keys added: form, "dflash" or "p-eagle"; states_after, the numbers of
+        target layers after which states are read, ascending; mask, the id of the mask token; tokens, the number of
+        tokens that a block drafts in training; draws_anchor, whether the pending token's row drafts the first of them;
+        causal, whether a row of DFlash attends only to the block's rows before it
+    own : names of the tensors in the drafter's file; a head or embedding that the file lacks is the target's
+    tokens : int64 [n], the draft vocabulary of the drafter's own head; None for all tokens
     """
 
     layers: Any
@@ -93,11 +100,10 @@ class Block(Fusion):
         self._check(config, target)
         sizes, chosen = layer_config(config), tuple(config["states_after"])
         size, eps = int(sizes.hidden_size), sizes.rms_norm_eps
-        super().__init__(config, len(chosen), size, size, eps)
+        super().__init__(config, len(chosen), size, eps)
         self.facts, self.config, self.tokens = dict(config), sizes, tokens
         self.form, self.states_after = config["form"], chosen
-        kind: Any = Qwen3DecoderLayer if isinstance(sizes, Qwen3Config) else LlamaDecoderLayer
-        self.layers = torch.nn.ModuleList(kind(sizes, number) for number in range(int(sizes.num_hidden_layers)))
+        self.layers = torch.nn.ModuleList(plain_layer(sizes, number) for number in range(int(sizes.num_hidden_layers)))
         self.norm = LlamaRMSNorm(size, eps=eps)
         if self.form == DFLASH:
             self.hidden_norm = LlamaRMSNorm(size, eps=eps)
@@ -111,12 +117,11 @@ class Block(Fusion):
             linear = Float32Head if gives_float32(target) else torch.nn.Linear
             self.lm_head = linear(size, rows or vocabulary, bias=False)
         rank = int(config.get("markov_rank") or 0)
-        made = MarkovHead(vocabulary, rows or vocabulary, rank, size, GATE in own) if rank else None
-        self.markov_head = made
+        self.markov_head = MarkovHead(vocabulary, rows or vocabulary, rank, size, GATE in own) if rank else None
         self.to(target.device, target.dtype)
         self.rotary = LlamaRotaryEmbedding(self.config).to(target.device)
         self.out_features, self.logits_type = vocabulary, logits_type(target)
-        # Parts of the target, which are no parts of this module's state.
+        # In lists, so that the target's modules do not become part of this module's state.
         head = self.lm_head if HEAD in own else target.get_output_embeddings()
         embedding = self.embed_tokens if EMBEDDING in own else target.get_input_embeddings()
         self._head = [head if tokens is None else PartialHead(head, tokens, vocabulary)]
@@ -126,7 +131,7 @@ class Block(Fusion):
 
     @staticmethod
     def _check(config: Mapping[str, Any], target: Any) -> None:
-        """Raise InputError unless the drafter is of a structure that is read, and of the target's size."""
+        """Raise InputError unless the drafter's layer numbers and hidden size fit the target."""
         chosen, layers = [*config["states_after"]], int(core_of(target).config.num_hidden_layers)
         own = "give the target that it was trained for"
         if not chosen or chosen != sorted({*chosen}) or not 0 <= chosen[0] <= chosen[-1] <= layers:
@@ -140,7 +145,7 @@ class Block(Fusion):
 
     @property
     def masks_first(self) -> int:
-        """Give the row of the block that drafts its first token."""
+        """Return the number of the block's row that drafts its first token."""
         return int(self.form == DFLASH and not self.facts.get("draws_anchor"))
 
     @property
@@ -154,7 +159,7 @@ class Block(Fusion):
         return logits
 
     def bias(self, states: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        """Compute what tokens, int64 [n], add to the logits [n, V] of the tokens behind them, with states [n, d]."""
+        """Compute the bias [n, V] of the logits of the tokens after `previous`, int64 [n], with states [n, d]."""
         assert self.markov_head is not None
         some = self.markov_head(states, previous).to(self.logits_type)
         return some if self.tokens is None else spread(some, self.tokens, self.out_features)
@@ -168,19 +173,18 @@ class Block(Fusion):
         return embedded
 
     def context(self, tokens: torch.Tensor, states: torch.Tensor, cached: KeysValues, start: int) -> KeysValues:
-        """Make the context rows of n tokens behind `start` others, in every layer.
+        """Compute every layer's keys and values of the context rows of n tokens, which follow `start` others.
 
-        tokens : int64 [n], of DFlash unused; states : the target's [n, k d_T], those that `fused` takes: after the
-            tokens themselves for DFlash, after the tokens before them for P-EAGLE
-        cached : of the rows before
+        tokens : int64 [n], unused by DFlash
+        states : the target's [n, k d]: after the tokens themselves for DFlash, after the tokens before them for P-EAGLE
+        cached : keys and values of the rows before
         """
         n, positions = len(states), torch.arange(start, start + len(states), device=states.device)
         fused = self.fuse(states)
         if self.form == DFLASH:
             return [self._keys_values(layer.self_attn, fused, positions) for layer in self.layers]
-        seen = torch.ones(n, len(cached[0][0][0]) + n, dtype=torch.bool, device=states.device).tril_(
-            len(cached[0][0][0])
-        )
+        slots = len(cached[0][0][0])
+        seen = torch.ones(n, slots + n, dtype=torch.bool, device=states.device).tril_(slots)
         x, made = torch.cat([self.embed(tokens), fused], dim=-1), KeysValues()
         for layer, before in zip(self.layers, cached, strict=True):
             x, new = self._through(layer, x[None], positions[None], before, seen[None])
@@ -191,10 +195,11 @@ class Block(Fusion):
     def run(
         self, pending: torch.Tensor, state: torch.Tensor | None, cached: KeysValues, before: torch.Tensor, drafted: int
     ) -> torch.Tensor:
-        """Compute the normed states [m, drafted, d] of m blocks, over context rows that they share.
+        """Compute the normed states [m, drafted, d] of m blocks that share the context rows.
 
-        pending : int64 [m], their pending tokens; state : the target's before those, [m, k d_T], which P-EAGLE reads
-        before : int64 [m], the tokens before each
+        pending : int64 [m], the blocks' pending tokens
+        state : the target's states [m, k d] of the tokens before those; only P-EAGLE reads them
+        before : int64 [m], the number of tokens before each pending token
         """
         m, rows = len(pending), drafted + self.masks_first
         masks = self.mask.expand(m, rows - 1, -1)
@@ -216,9 +221,9 @@ class Block(Fusion):
         return states
 
     def along(self, text: torch.Tensor, states: torch.Tensor, first: int, drafted: int) -> torch.Tensor:
-        """Compute what `run` does for the blocks of all pending tokens of a text from place `first` on.
+        """Compute `run` for the blocks whose pending tokens are those of a text from position `first` on.
 
-        text : int64 [T]; states : the target's [T, k d_T] after these tokens
+        text : int64 [T]; states : the target's [T, k d] after these tokens
         """
         shift = self.shift
         cached = self.context(text[shift:], states[: len(states) - shift], self.nothing, shift)
@@ -232,7 +237,7 @@ class Block(Fusion):
 
     @property
     def nothing(self) -> KeysValues:
-        """Keys and values of no row."""
+        """Keys and values of an empty context."""
         none = self.fc.weight.new_empty(self.config.num_key_value_heads, 0, self.layers[0].self_attn.head_dim)
         return [(none, none) for _ in self.layers]
 
@@ -259,9 +264,9 @@ class Block(Fusion):
         cached: tuple[torch.Tensor, ...],
         seen: torch.Tensor,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """Run a layer over rows x [m, n, d]; with their keys and values.
+        """Run a layer over rows x [m, n, d]; return its output and the rows' keys and values.
 
-        cached : keys and values of the context; seen : bool [m, n, context + n]
+        cached : keys and values of the context; seen : bool [m, n, context + n], the slots that each row attends to
         """
         attention = layer.self_attn
         x, normed = layer.opened(x) if isinstance(layer, MidLayer) else (x, layer.input_layernorm(x))
@@ -280,7 +285,7 @@ class Block(Fusion):
 
 
 def mask_embedding(target: Any, mask: int) -> torch.Tensor:
-    """Look up the target's embedding [d] of the mask token, which may be one of those that stand for no token."""
+    """Look up the target's embedding [d] of the mask token, which may be padding beyond the tokenizer's tokens."""
     embedding = target.get_input_embeddings()
     rows, padding = len(embedding.weight), getattr(target, "padding_embeddings", ())
     if mask < rows:
@@ -295,10 +300,10 @@ def mask_embedding(target: Any, mask: int) -> torch.Tensor:
 
 
 class BlockLM(CachedLM):
-    """The drafter's pass over a target that keeps its hidden states after the layers that it reads.
+    """The drafter's pass over a target that keeps its hidden states after the layers that the drafter reads.
 
-    length : tokens of the text with context rows and, in a round, the tokens behind them
-    step : rows of the round's block that were given
+    rows : number of tokens with context rows; length : these and, during a round, the pending and drafted tokens
+    step : number of the block's rows whose logits were returned in this round
     """
 
     reads_target_states = True
@@ -319,7 +324,7 @@ class BlockLM(CachedLM):
         return [(keys[:, :slots], values[:, :slots]) for keys, values in self.buffers]
 
     def fill(self, tokens: Sequence[int]) -> None:
-        """Make the context rows of the next tokens, which the target has verified."""
+        """Compute the context rows of the next tokens, which the target has verified."""
         start, end, shift = self.rows, self.rows + len(tokens), self.block.shift
         first = max(start, shift)
         if first < end:
@@ -333,7 +338,7 @@ class BlockLM(CachedLM):
         self.rows = end
 
     def truncate(self, length: int) -> None:
-        """Keep context rows alone, of `length` tokens at most."""
+        """Keep only context rows, of `length` tokens at most."""
         self.rows = self.length = min(self.rows, length)
         self.nodes = self.step = 0
 
@@ -350,7 +355,7 @@ class BlockLM(CachedLM):
         return self._next_row(tokens[-1:])
 
     def _block(self, pending: int) -> torch.Tensor:
-        """Run the round's pass: normed states [drafted, d]."""
+        """Run the round's pass; return the normed states [drafted, d]."""
         before, block = self.rows, self.block
         # Before the first token there is no state.
         state = (
@@ -363,7 +368,7 @@ class BlockLM(CachedLM):
         return self._next_row(tokens)
 
     def _next_row(self, previous: Sequence[int]) -> torch.Tensor:
-        """Give logits [n, V] after n tokens, which are the same but for what these tokens add."""
+        """Return the logits [n, V] of the block's next row after n tokens, on which only the Markov bias depends."""
         if self.step == self.drafted:
             raise InputError(f"a block drafts at most {self.drafted} tokens; lower the policy's limit")
         states = self.states[self.step : self.step + 1]
@@ -375,12 +380,12 @@ class BlockLM(CachedLM):
             return logits
         return logits + self.block.bias(states.expand(len(previous), -1), torch.tensor(previous, device=self.device))
 
-    def _check_trees(self) -> None:
-        """Do nothing: rows are the same whatever tree is drafted of them."""
+    def check_trees(self) -> None:
+        """Do nothing: the rows do not read drafted tokens, so that they need no tree mask."""
 
 
 class BlockProposals(Positionwise):
-    """What blocks draft at T positions, states [T, drafted, d]."""
+    """The blocks' proposals at T positions. rows : their normed states [T, drafted, d]."""
 
     def __init__(self, block: Block, rows: torch.Tensor):
         self.block, self.rows, self.chained = block, rows, block.markov_head is not None
@@ -397,7 +402,7 @@ class BlockProposals(Positionwise):
 
 @torch.inference_mode()
 def block_columns(target: SplitTarget, block: Block, drafted: int, request: RecordRequest) -> Columns:
-    """Record what blocks of so many tokens draft at every position; a `Recorder` once the others are given."""
+    """Record what blocks of `drafted` tokens draft at every position; a `Recorder` once the first three are bound."""
     if request.depth > drafted:
         raise InputError(f"a block drafts at most {drafted} tokens, not {request.depth}; lower the depth")
     text, first = [*request.prompt, *request.output[:-1]], len(request.prompt)
@@ -409,9 +414,9 @@ def block_columns(target: SplitTarget, block: Block, drafted: int, request: Reco
 
 @dataclass(frozen=True, eq=False)
 class BlockKind(DrafterKind):
-    """Its file holds the state of `Block` and the published tables of its vocabulary, and fact "config".
+    """A block drafter: its file holds the state of `Block`, the tables of its vocabulary and the fact "config".
 
-    drafted : tokens of a block; by default as many as it was trained for
+    drafted : number of tokens that a block drafts
     """
 
     block: Block
@@ -425,52 +430,43 @@ class BlockKind(DrafterKind):
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
-        own, size = dict(tensors), int(target.config.vocab_size)
-        offsets, _ = own.pop("d2t", None), own.pop("t2d", None)
-        tokens = None
-        if HEAD in own:
-            drafts = torch.arange(len(own[HEAD])) + (0 if offsets is None else offsets.long().cpu())
-            known = drafts < size  # the target's vocabulary ends where its tokenizer's does, without padding
-            own[HEAD], drafts = own[HEAD][known], drafts[known]
-            tokens = None if len(drafts) == size else drafts.to(target.device)
-            if W2 in own:
-                own[W2] = own[W2][known]
-        for name in (W1, *((W2,) if HEAD not in own else ())):
+        own, size, config = dict(tensors), int(target.config.vocab_size), facts["config"]
+        tokens = cut_vocabulary(own, size, HEAD, W2)
+        embedding = own.get(EMBEDDING)
+        for name in (W1, EMBEDDING, *((W2,) if HEAD not in own else ())):
             if name in own:
                 own[name] = own[name][:size]
-        config = facts["config"]
-        if EMBEDDING in own:
-            embedding = own[EMBEDDING]
-            own[EMBEDDING] = embedding[:size]
-        block = Block(target, config, [*own], tokens)
+        block = Block(target, config, [*own], None if tokens is None else tokens.to(target.device))
         block.load_state_dict(own)
-        if EMBEDDING in own:
+        if embedding is not None:
             block.mask = embedding[int(config["mask"])].to(block.mask)
         return target, cls.of_block(block.eval().requires_grad_(False))
 
     @classmethod
     def of_block(cls, block: Block) -> Self:
-        """Make the drafter of these modules, whose blocks are as long as in training."""
+        """Make the drafter of these modules, with blocks as long as in training."""
         return cls(block, int(block.facts["tokens"]))
 
     @property
     def trees(self) -> bool:  # type: ignore[override]
-        """Say whether it drafts trees: not where a token's siblings depend on the token before them."""
+        """Say whether it drafts trees; a Markov head does not, because siblings would depend on their parent."""
         return self.block.markov_head is None
 
     def of(self, drafted: int) -> Self:
-        """Draft blocks of this many tokens."""
+        """Copy this drafter for blocks of this many tokens."""
         if not 1 <= drafted <= self.trained:
-            raise InputError(f"blocks of {drafted} tokens; this drafter was trained for 1 to {self.trained}")
+            raise InputError(
+                f"blocks of {drafted} tokens are not supported; this drafter was trained for 1 to {self.trained}"
+            )
         return replace(self, drafted=drafted)
 
     @property
     def trained(self) -> int:
-        """Give the tokens of a block in training."""
+        """Return the number of tokens that a block drafts in training."""
         return int(self.block.facts["tokens"])
 
     def make_passes(self, target: Any, *, static: bool = False) -> tuple[Any, BlockLM]:
-        """Make the target's pass, over a static cache or not, and the drafter's over it, which is plain torch."""
+        """Make the target's pass, over a static cache if asked, and the drafter's eager pass over its states."""
         form = StaticSplitTarget if static else SplitTarget
         split = form(target, *(layers_below(target, layers) for layers in self.block.states_after))
         return split, BlockLM(split, self.block, self.drafted)

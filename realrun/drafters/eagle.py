@@ -33,7 +33,7 @@ from realrun.lm.static.split import StaticSplitTarget
 from realrun.lm.variants import with_layers
 from specsim.io.arrays import Bools, Ints
 
-BIAS, FIRST_NORM = "fuse.bias", "layers.0.input_layernorm.weight"  # layers that vLLM runs lack the latter
+BIAS, FIRST_NORM = "fuse.bias", "layers.0.input_layernorm.weight"  # layers for vLLM have no first norm
 
 
 class Eagle(torch.nn.Module):
@@ -41,7 +41,7 @@ class Eagle(torch.nn.Module):
 
     vocabulary : int64 [n], the tokens that it drafts; None for all. A draft step then reads n rows of the target's head
     for_vllm : whether it is the layer that vLLM runs
-    bias : whether the projection has one; default: unless for_vllm
+    bias : whether the projection has a bias; by default only if not for_vllm
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class EagleLM(StateDrafterLM):
         return self.finish(out)
 
     def handed_on(self, x: torch.Tensor) -> torch.Tensor:
-        """Make what the next rows are fused with [n, d] of the layer's output [n, d]."""
+        """Compute the states [n, d] that the next rows read from the layer's output [n, d]."""
         return x
 
     def _target_features(self, positions: Sequence[int]) -> torch.Tensor:
@@ -163,7 +163,10 @@ class EagleLM(StateDrafterLM):
         return F.pad(self._features_of(self.target.states[index]), (0, 0, before, 0))
 
     def _embedded(self, tokens: Sequence[int], states: Sequence[int | None]) -> torch.Tensor:
-        """Look up embeddings [n, d]; states : positions of the target's states that the rows read, None for others."""
+        """Look up embeddings [n, d].
+
+        states : for each row, the position of the target's state that it reads; None if it reads the drafter's own
+        """
         return self.parts.embed(tokens)
 
     def _features_of(self, states: torch.Tensor) -> torch.Tensor:
@@ -334,7 +337,7 @@ class EagleKind(InsideTargetKind):
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
         for_vllm = FIRST_NORM not in tensors
-        bias = not for_vllm or BIAS in tensors  # which the authors' layers may lack
+        bias = not for_vllm or BIAS in tensors  # the authors' layers may have none
         eagle = Eagle(target, vocabulary=draft_tokens(tensors), for_vllm=for_vllm, bias=bias)
         eagle.load_state_dict({name: tensor for name, tensor in tensors.items() if name != DRAFT_TOKENS})
         return target, cls(eagle.eval())

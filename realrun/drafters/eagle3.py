@@ -6,9 +6,10 @@ A norm and a head of its own, over a part of the vocabulary, make logits of the 
 token n pending, the rows of tokens 1 .. n have fused states of the target before them, and the rows of drafted tokens
 the drafter's own output, before its norm. The first token has no row because no state is before it.
 
-Published drafters differ in how many states they read and in the number of layers, of which those above the first are
-plain; in norms before the projection (`norm_before_fc`, `fc_norm`), in what the first layer adds to
-(`norm_before_residual`), and in handing on the normed output (`norm_output`, EAGLE-3.1).
+Published drafters differ in the number of states they read; in the number of layers (those above the first are plain
+decoder layers); in norms before the projection (`norm_before_fc`, `fc_norm`); in whether the first layer's residual is
+the normed state (`norm_before_residual`); and in whether the next row reads the output after the norm (`norm_output`,
+EAGLE-3.1).
 
 References: vLLM's model_executor/models/llama_eagle3.py, whose weight names are used here.
 """
@@ -85,9 +86,9 @@ def default_config(target: Any) -> dict[str, Any]:
 
 
 class MidLayer:
-    """Mixed into a decoder layer: it reads an embedding and a hidden state [..., 2 d], and adds to the latter [..., d].
+    """Mixin of a decoder layer that reads an embedding and a hidden state [..., 2 d]; the latter is its residual.
 
-    norm_before_residual : whether it adds to the normed hidden state
+    norm_before_residual : whether the residual is the hidden state after its norm
     """
 
     norm_before_residual = False
@@ -97,14 +98,14 @@ class MidLayer:
     post_attention_layernorm: Any
 
     def widen(self, size: int, eps: float) -> None:
-        """Let the attention read [..., 2 d]."""
+        """Widen the attention's projections to inputs [..., 2 d], and add the norm of the hidden state."""
         for name in ("q_proj", "k_proj", "v_proj"):
             narrow = getattr(self.self_attn, name)
             setattr(self.self_attn, name, torch.nn.Linear(2 * narrow.in_features, narrow.out_features, bias=False))
         self.hidden_norm = LlamaRMSNorm(size, eps=eps)
 
     def opened(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Split rows [..., 2 d] into what the layer adds to [..., d] and what its attention reads [..., 2 d]."""
+        """Return the residual [..., d] and the attention's normed input [..., 2 d] of rows [..., 2 d]."""
         embedded, hidden = x.chunk(2, dim=-1)
         normed = self.hidden_norm(hidden)
         both = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
@@ -125,8 +126,13 @@ class Qwen3MidLayer(MidLayer, Qwen3DecoderLayer):  # type: ignore[misc]
     """`MidLayer` of a Qwen3 layer."""
 
 
+def plain_layer(config: Any, number: int) -> Any:
+    """Make a decoder layer with this number, of the configuration's model type."""
+    return (Qwen3DecoderLayer if isinstance(config, Qwen3Config) else LlamaDecoderLayer)(config, number)
+
+
 def mid_layer(config: Any, stated: Mapping[str, Any]) -> Any:
-    """Make the first layer of a drafter of this configuration, whose config.json states how it differs."""
+    """Make a drafter's first layer. stated : its config.json, which says what the residual is."""
     kind = Qwen3MidLayer if isinstance(config, Qwen3Config) else LlamaMidLayer
     layer = kind(config, 0)
     layer.widen(int(config.hidden_size), config.rms_norm_eps)
@@ -135,23 +141,24 @@ def mid_layer(config: Any, stated: Mapping[str, Any]) -> Any:
 
 
 def layer_config(stated: Mapping[str, Any]) -> Any:
-    """Make the configuration of the layers of a drafter with this config.json."""
+    """Make the configuration of a drafter's layers from its config.json."""
     config: Any = (Qwen3Config if stated.get("model_type") == QWEN3 else LlamaConfig)(**{**stated, "layer_types": None})
     config._attn_implementation = "sdpa"
     return config
 
 
 class Fusion(torch.nn.Module):
-    """Norms and projection that make one state [..., d] of several of the target's [..., k d_T].
+    """Norms and projection that fuse k states of the target [..., k d] into one [..., d].
 
-    Its tensors are named as in checkpoints: fc, input_norm, fc_norm.
+    The tensors have the names of checkpoints: fc, input_norm, fc_norm.
+    stated : the drafter's config.json; states : k; size : d
     """
 
-    def __init__(self, stated: Mapping[str, Any], states: int, width: int, size: int, eps: float):
+    def __init__(self, stated: Mapping[str, Any], states: int, size: int, eps: float):
         super().__init__()
-        self.fc = torch.nn.Linear(states * width, size, bias=False)
-        self.input_norm = LlamaRMSNorm(states * width, eps=eps) if stated.get("norm_before_fc") else None
-        norms = [LlamaRMSNorm(width, eps=eps) for _ in range(states)]
+        self.fc = torch.nn.Linear(states * size, size, bias=False)
+        self.input_norm = LlamaRMSNorm(states * size, eps=eps) if stated.get("norm_before_fc") else None
+        norms = [LlamaRMSNorm(size, eps=eps) for _ in range(states)]
         self.fc_norm = torch.nn.ModuleList(norms) if stated.get("fc_norm") else None
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
@@ -189,11 +196,10 @@ class Eagle3(Fusion):
         size = int(sizes.hidden_size)
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
-            super().__init__(stated, len(chosen), size, size, sizes.rms_norm_eps)
+            super().__init__(stated, len(chosen), size, sizes.rms_norm_eps)
             self.midlayer = mid_layer(sizes, stated)
-            plain = Qwen3DecoderLayer if isinstance(sizes, Qwen3Config) else LlamaDecoderLayer
             above = range(1, int(sizes.num_hidden_layers))
-            self.layers = torch.nn.ModuleDict({str(number): plain(sizes, number) for number in above})
+            self.layers = torch.nn.ModuleDict({str(number): plain_layer(sizes, number) for number in above})
         self.config_json, self.states_after, self.config = stated, chosen, sizes
         self.norm = LlamaRMSNorm(size, eps=self.config.rms_norm_eps)
         self.to(target.device, target.dtype)
@@ -262,8 +268,30 @@ def vocabulary_tables(tokens: torch.Tensor, size: int) -> dict[str, torch.Tensor
     return {OFFSETS: tokens - torch.arange(len(tokens)), MASK: mask}
 
 
+def cut_vocabulary(tensors: dict[str, torch.Tensor], size: int, *names: str) -> torch.Tensor | None:
+    """Cut the head to the `size` tokens of the target, in place, and remove the two tables of the vocabulary.
+
+    names : tensors with a row for each drafted token; without the first, all tokens are drafted
+
+    Returns the drafted tokens, int64 [n]; None for all.
+    """
+    offsets, _ = tensors.pop(OFFSETS, None), tensors.pop(MASK, None)
+    if names[0] not in tensors:
+        return None
+    rows = len(tensors[names[0]])
+    if offsets is None and rows < size:
+        raise ValueError(f"{names[0]} has {rows} of {size} tokens, and {OFFSETS}, which names them, is missing")
+    tokens = torch.arange(rows) + (0 if offsets is None else offsets.long())
+    known = tokens < size  # the target's vocabulary ends where its tokenizer's does, without padding
+    for name in names:
+        if name in tensors:
+            tensors[name] = tensors[name][known]
+    tokens = tokens[known]
+    return None if len(tokens) == size else tokens
+
+
 class Eagle3LM(RowsOfStates, EagleLM):
-    """The drafter's pass over a target that keeps its hidden states after three of its layers."""
+    """The drafter's pass over a target that keeps its hidden states after several of its layers."""
 
     def __init__(self, target: SplitTarget, eagle: Eagle3):
         model = eagle.whole(target.model)
@@ -306,7 +334,7 @@ class Eagle3Kind(EagleKind):
         return Eagle3LM, StaticEagle3
 
     @property
-    def static(self) -> bool:
+    def static(self) -> bool:  # type: ignore[override]
         return not self.eagle.layers and not self.eagle.config_json.get("norm_output")
 
     @classmethod
@@ -317,20 +345,12 @@ class Eagle3Kind(EagleKind):
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
         own, size = dict(tensors), int(target.config.vocab_size)
-        offsets, _, embedding = (own.pop(name, None) for name in (OFFSETS, MASK, EMBEDDING))
+        embedding = own.pop(EMBEDDING, None)
         if embedding is not None:
             theirs = target.get_input_embeddings().weight
             if not torch.allclose(embedding[:size].to(theirs), theirs, rtol=0.01, atol=1e-4):  # in 16 bits
                 raise InputError("the EAGLE-3 drafter has other embeddings than this target; give its own target")
-        if offsets is None and len(own[HEAD]) < size:
-            raise ValueError(
-                f"{HEAD} has {len(own[HEAD])} of {size} tokens, and {OFFSETS}, which names them, is missing"
-            )
-        tokens = torch.arange(len(own[HEAD])) + (0 if offsets is None else offsets.long())
-        known = tokens < size  # the target's vocabulary ends where its tokenizer's does, without padding
-        own[HEAD] = own[HEAD][known]
-        tokens = tokens[known]
-        eagle = Eagle3(target, facts["config"], tokens=None if len(tokens) == size else tokens)
+        eagle = Eagle3(target, facts["config"], tokens=cut_vocabulary(own, size, HEAD))
         eagle.load_state_dict(own)
         if not supported(eagle.whole(target)):
             raise InputError(

@@ -45,8 +45,8 @@ def default_split(target: Any) -> int:
 def one_layer_model(target: Any, seed: int = 0, *, like: int | None = None) -> PreTrainedModel:
     """Make a model of the target's kind: a single random layer, and copies of its embedding, final norm and head.
 
-    like : number of the target's layer that it has the structure of; by default it has the attention of the last layer
-        and, in a model whose first layers are dense and whose others are mixtures of experts, a dense MLP
+    like : number of the target's layer whose structure it copies. By default it has the attention type of the last
+        layer, and a dense MLP if the target's first layers are dense and the others mixtures of experts
     """
     last = len(target.model.layers) - 1
     number = last if like is None else like % (last + 1)
@@ -55,7 +55,9 @@ def one_layer_model(target: Any, seed: int = 0, *, like: int | None = None) -> P
         torch.manual_seed(seed)
         model: Any = type(target)(config)
         theirs = target.model.layers[number]
-        if like is not None and _shapes(model.model.layers[0]) != _shapes(theirs):  # it depends on a layer's number
+        if like is not None and _shapes(model.model.layers[0]) != _shapes(
+            theirs
+        ):  # the layer's structure depends on its number
             layer = type(theirs)(target.config, number)
             layer.apply(model._init_weights)
             layer.self_attn.layer_idx = 0

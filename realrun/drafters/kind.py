@@ -111,7 +111,12 @@ class DrafterKind(ABC):
 
 
 class InsideTargetKind(DrafterKind):
-    """A drafter whose pass reads the target's caches or states, and therefore comes with a pass of the target."""
+    """A drafter whose pass reads the target's caches or states, and therefore comes with a pass of the target.
+
+    static : whether it has passes over static caches
+    """
+
+    static: ClassVar[bool] = True
 
     @classmethod
     def check_target(cls, target: Any) -> None:
@@ -120,11 +125,6 @@ class InsideTargetKind(DrafterKind):
     @abstractmethod
     def make_passes(self, target: Any) -> tuple[SplitTarget, CachedLM]:
         """Make the target's pass and the drafter's pass over it, for every model that comes in parts."""
-
-    @property
-    def static(self) -> bool:
-        """Say whether it has passes over static caches."""
-        return True
 
     @abstractmethod
     def make_static_passes(self, target: Any) -> tuple[StaticLlama, StaticLlama]:

@@ -37,13 +37,13 @@ class MedusaHeads(torch.nn.Module):
     """K heads, each a residual block. residual [K, d, d], W_1; vocabulary [K, V, d], W_2.
 
     W_1 starts at zero and W_2 as the target's head, so that every head starts as the target's own
-    prediction (the paper has the two the wrong way round; errata E1). No biases, as in the formula, which the authors'
-    published heads have.
+    prediction (the paper has the two the wrong way round; errata E1). The formula has no biases; the authors' published
+    heads have one of W_1.
 
     shared : whether W_2 is the target's head itself in all heads, [1, V, d] and not part of the state; it is most of
         the weights of a head
     tokens : int64 [n], the tokens that a shared W_2 drafts, [1, n, d]; None for all
-    bias : whether W_1 h has a bias added, [K, d]
+    bias : whether W_1 has a bias, [K, d]
     """
 
     def __init__(

@@ -1,13 +1,13 @@
 """Multi-token prediction: the module that a target's own checkpoint ships for drafting (DeepSeek-V3, arXiv:2412.19437).
 
-A projection joins the normed embedding of a token and the normed state of the target before it, [2 d -> d]. A layer of
-the target's kind follows, then a norm and the target's head. In a round that starts with token n pending, the rows of
-tokens 1 .. n read the target's states, and the rows of drafted tokens the module's own output before them: with K > 1
-it runs again on its own output, as engines run it. The first token has no row because no state is before it.
+A projection [2 d -> d] joins the normed embedding of a token and the target's normed state of the token before it. A
+layer like the target's follows, then a norm and the target's head. In a round that starts with token n pending, the
+rows of tokens 1 .. n read the target's states, and the row of a drafted token reads the module's own output of the row
+before it: with K > 1 the module runs again on its own output, as in vLLM and SGLang. The first token has no row because
+no state precedes it.
 
-transformers leaves these weights out when it loads a target, so they are read from the checkpoint's safetensors. The
-families differ in names, and in a few things that vLLM 0.32 decides and `Layout` states; SGLang differs from it in two,
-each of which is said there.
+transformers does not load these weights, so they are read from the checkpoint's safetensors. Families differ in names
+and in the settings of `Layout`, which follow vLLM 0.32; `Layout` names the two in which SGLang differs.
 
 References: vLLM's model_executor/models/deepseek_mtp.py, glm4_moe_mtp.py, mimo_mtp.py, qwen3_next_mtp.py and
 qwen3_5_mtp.py.
@@ -19,7 +19,7 @@ import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -27,23 +27,21 @@ import torch
 from safetensors import safe_open
 from transformers.utils.hub import cached_file
 
-from realrun.decode.acceptance_predictor import Predictor
-from realrun.decode.draft_model import DraftModel
 from realrun.drafters.eagle import EagleKind, EagleLM, RowsOfStates
 from realrun.drafters.edd import EMBEDDING, HEAD, share_vocabulary
 from realrun.drafters.kind import Origin
 from realrun.drafters.state_drafter import StateDrafterLM
 from realrun.lm.cached import FULL, CachedLM, has_recurrent_layers
-from realrun.lm.kept_states import RecurrentStates
 from realrun.lm.layer_stack import PartsLM, model_parts
 from realrun.lm.mimo import MiMoConfig
+from realrun.lm.recurrent import RecurrentStates
 from realrun.lm.split_target import SplitTarget
 from specsim.io.errors import InputError
 
-COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's, which engines share with the module
-NORM, LAYER = "model.norm.weight", "model.layers.0."  # in the model of one layer
+COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # copies of the target's tensors; engines load those
+NORM, LAYER = "model.norm.weight", "model.layers.0."  # names in the one-layer model that runs the module
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
-# Settings that a target gives by layer, for a layer with experts and for one without.
+# Settings that a configuration gives for every layer: values for one layer with experts, and for one without.
 BY_LAYER: dict[str, tuple[Any, Any]] = {
     "layer_types": ([FULL], [FULL]),
     "mlp_layer_types": (["sparse"], ["dense"]),
@@ -55,14 +53,15 @@ BY_LAYER: dict[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How a family names the parts of its modules in a checkpoint, and how it runs them.
+    """The names of a family's MTP tensors in a checkpoint, and how the family runs its modules.
 
-    module : pattern of the names of module {k}, counted from 0, of a target of {layers} layers; its rest names a part
-    layer : what precedes the names of the layer's own parts
-    embedding_first : whether the projection reads the embedding first, then the state
-    masks_first : whether the first row reads zeros in place of the embedding; in SGLang DeepSeek's and GLM's do not
-    reads_normed : whether the target's states are read behind its final norm
-    hands_on_normed : whether the module's own output is read behind its norm; in SGLang GLM's is
+    module : pattern of the prefix of all tensors of module {k}, from 0; {layer} is the target's layer count plus k
+    embedding_norm, state_norm, projection, norm : names after this prefix
+    layer : prefix, after `module`, of the tensors of the module's decoder layer
+    embedding_first : whether the projection's input is the embedding, then the state, or the other way round
+    masks_first : whether the first row reads zeros in place of the embedding; in SGLang not for DeepSeek and GLM
+    reads_normed : whether the target's states are read after its final norm
+    hands_on_normed : whether the module's own output is read after its norm; in SGLang also for GLM
     """
 
     module: str
@@ -82,7 +81,7 @@ DEEPSEEK = Layout(
 )
 LAYOUTS: dict[str, Layout] = {
     **dict.fromkeys(("deepseek_v3", "glm4_moe_lite"), DEEPSEEK),
-    "glm4_moe": Layout(**{**DEEPSEEK.__dict__, "hands_on_normed": False}),
+    "glm4_moe": replace(DEEPSEEK, hands_on_normed=False),
     MiMoConfig.model_type: Layout(
         r"model\.mtp_layers\.{k}\.", "token_layernorm.weight", "hidden_layernorm.weight", "input_proj.weight",
         "final_layernorm.weight", embedding_first=False, reads_normed=False,
@@ -98,12 +97,12 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def checkpoint_folder(target: Any) -> Path:
-    """Find the folder that a target was loaded from, on this machine."""
+    """Find the local folder that a target was loaded from."""
     return Path(cached_file(target.name_or_path, "config.json") or "").parent
 
 
 def read_tensors(folder: Path, pattern: str) -> dict[str, torch.Tensor]:
-    """Read from a checkpoint's safetensors those whose names begin so, without this beginning."""
+    """Read the tensors whose names begin with a pattern from a checkpoint's safetensors, and drop that prefix."""
     index = folder / INDEX
     files = {*json.loads(index.read_text())["weight_map"].values()} if index.is_file() else {WEIGHTS}
     tensors = {}
@@ -118,9 +117,9 @@ def read_tensors(folder: Path, pattern: str) -> dict[str, torch.Tensor]:
 
 
 def layer_model(target: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Make a model of the target's kind with this layer and norm, and the target's embedding and head.
+    """Make a one-layer model of the target's class from the module's tensors and the target's embedding and head.
 
-    Raises InputError unless the tensors are all that it has.
+    Raises InputError unless the tensors are exactly those of the layer and the norm.
     """
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = 1
@@ -155,10 +154,10 @@ def _does_not_fit(target: Any, reason: str) -> str:
 
 
 class Mtp(torch.nn.Module):
-    """A module as a checkpoint ships it.
+    """The MTP module of a target's checkpoint.
 
-    model : of the target's kind, with the module's layer, norm and head and the target's embedding
-    modules : how many the checkpoint has; the first drafts, as in vLLM
+    tensors : of the module, with the names that follow `Layout.module`
+    modules : number of modules in the checkpoint; only the first drafts, as in vLLM
     """
 
     def __init__(self, target: Any, layout: Layout, tensors: Mapping[str, torch.Tensor], modules: int = 1):
@@ -186,7 +185,7 @@ class Mtp(torch.nn.Module):
             module.weight = torch.nn.Parameter(weight.to(target.device, target.dtype), requires_grad=False)
 
     def fused(self, embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        """Make the layer's input [..., d] of embeddings of tokens and the states before them, [..., d] each."""
+        """Compute the layer's input [..., d] from tokens' embeddings and the states before them, [..., d] each."""
         normed = [self.embedding_norm(embedded), self.state_norm(features)]
         joined: torch.Tensor = self.projection(torch.cat(normed if self.layout.embedding_first else normed[::-1], -1))
         return joined
@@ -220,11 +219,12 @@ class MtpLM(RowsOfStates, EagleLM):
 
 @dataclass(frozen=True, eq=False)
 class MtpKind(EagleKind):
-    """Comes with the target's checkpoint."""
+    """The MTP module that ships in the target's checkpoint."""
 
     name: ClassVar[str] = "mtp"
     origin: ClassVar[Origin] = "target"
     paper_policy: ClassVar[str | None] = None
+    static: ClassVar[bool] = False
 
     @classmethod
     def check_target(cls, target: Any) -> None:
@@ -246,7 +246,7 @@ class MtpKind(EagleKind):
         layers = int(config.num_hidden_layers)
         while found := read_tensors(folder, layout.module.format(k=len(modules), layer=layers + len(modules))):
             modules.append(found)
-            if layout.layer:  # all modules are in one
+            if layout.layer:  # one prefix holds the layers of all modules
                 break
         if not modules:
             raise InputError(f"{target.name_or_path} ships no MTP module; give another checkpoint or another --drafter")
@@ -260,9 +260,3 @@ class MtpKind(EagleKind):
         recurrent = has_recurrent_layers(target.config)
         whole = RecurrentStates(target) if recurrent else SplitTarget(target, *self.splits(target))
         return whole, MtpLM(whole, self.eagle)
-
-    def make_drafter(
-        self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
-    ) -> tuple[CachedLM, DraftModel]:
-        whole, draft = self.make_passes(target)  # no family that ships a module has static passes
-        return whole, DraftModel(draft, eos_token_ids, predictor)

@@ -87,17 +87,20 @@ def compare_batch(
 def _simulated(
     whole: Trace, rule: ScheduledK, slots: int, conventions: Conventions, theirs: Sequence[Sequence[Counted]]
 ) -> list[list[tuple[int, int]]]:
-    """Simulate the server: (row, K) of every sequence's rounds that draft, accepting what the engine accepted.
+    """Simulate the server; return (row, K) of every sequence's rounds that draft.
 
-    whole : with the tokens that the prompt's pass puts out, from which rows are not counted
+    whole : trace that includes the token of the prefill; returned rows are numbered without it
+    theirs : of every sequence, K and accepted tokens of the engine's rounds; the simulation accepts the same
     """
     every = np.arange(whole.sequences)
     prompt_tokens, output_tokens = (np.asarray(v, np.int64) for v in (whole.prompt_tokens, whole.output_tokens))
     requests = Requests(np.zeros(len(every)), prompt_tokens, output_tokens, every)
     counted = [iter([accepted for _, accepted in rounds]) for rounds in theirs]
     drafts = CountedDrafts(**vars(drafts_of(whole, rule, served=True)), counted=counted)
-    budget = {"step_tokens": int(prompt_tokens.sum()) + slots * (2 + rule.max_draft_tokens)}  # binds nobody
-    run = run_server(drafts, ANY_COST, requests, slots=slots, users=len(every), server=conventions.engine, **budget)
+    enough = int(prompt_tokens.sum()) + slots * (2 + rule.max_draft_tokens)  # tokens, so that no step is full
+    run = run_server(
+        drafts, ANY_COST, requests, slots=slots, users=len(every), server=conventions.engine, step_tokens=enough
+    )
     drafting = []
     for request in every:
         mine = run.rounds["request"] == request

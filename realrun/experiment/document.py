@@ -86,8 +86,9 @@ def error_parts(priced: PricedTrace, replayed: Replay, rounds: Sequence[Sequence
     dict
         "draft", "policy", "verify" and "other", which sum to the error of the whole; and "by_verified": for each
         number of tokens verified beside the pending one, how many rounds there were and the error of their
-        verification. A positive error is a part predicted to take longer than it did. Of a target with recurrent
-        layers, "second_pass" too: the share of the whole that feeding tokens again was predicted to take, and took.
+        verification. A positive error is a part predicted to take longer than it did. If the target has recurrent
+        layers and fed tokens again, also "second_pass": the number of rounds with a second pass, and its predicted and
+        measured share of the total time in percent.
     """
     done = [round_ for sequence in rounds for round_ in sequence]
     measured_s = np.array([[getattr(round_, f"{part}_s") for part in PARTS] for round_ in done]).sum(axis=0)

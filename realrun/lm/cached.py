@@ -25,13 +25,22 @@ from specsim.io.errors import InputError
 
 FULL, SLIDING, RECURRENT = "full_attention", "sliding_attention", "recurrent"
 CHUNKED, CONVOLUTION = "chunked_attention", "conv"
-NAMED_TYPES = {FULL, SLIDING, CHUNKED, "linear_attention", "hybrid", CONVOLUTION, "mlp", "moe"}  # in configurations
+NAMED_TYPES = {
+    FULL,
+    SLIDING,
+    CHUNKED,
+    "linear_attention",
+    "hybrid",
+    CONVOLUTION,
+    "mlp",
+    "moe",
+}  # in a config's layer_types
 MASKED_ATTENTION = ("eager", "sdpa")  # of the library's attention functions, those that read any 4-D mask
 FIRST_ROOM = 256  # rows that a growing buffer holds at first
 
 
 def layer_types(config: Any) -> list[str]:
-    """List each layer's type, FULL, SLIDING or RECURRENT: with states that stand for all tokens so far.
+    """List each layer's type, FULL, SLIDING or RECURRENT (one state summarises all tokens so far).
 
     Raises InputError if drafts cannot be rolled back in a layer's cache.
     """
@@ -55,9 +64,9 @@ def layer_types(config: Any) -> list[str]:
 
 
 def _type_of(layer: Any, name: str | None) -> str | None:
-    """Choose a layer's type by its cache and the configuration's name for it; None if it is of another type.
+    """Find a layer's type from its cache and its name in the configuration; None if it is of another type.
 
-    A layer that reads the keys and values of another has no cache of its own, and may have a window.
+    A layer that reads another layer's keys and values has a dummy cache; it may have a sliding window.
     """
     if isinstance(layer, LinearAttentionCacheLayerMixin):
         return RECURRENT
@@ -79,16 +88,16 @@ def has_convolutions(config: Any) -> bool:
 
 
 def feeds_again(config: Any) -> bool:
-    """Check whether a target of this kind needs a second pass after a rejection: not where convolutions drop tokens."""
+    """Check whether such a target needs a second pass after a rejection, which LFM2's convolutions do not."""
     return has_recurrent_layers(config) and not has_convolutions(config)
 
 
 class ChunkSize(int):
-    """A window that begins at the last multiple of this size, in place of so many tokens before (Llama 4)."""
+    """Size of the chunks in place of a sliding window: a row sees its own chunk up to itself (Llama 4)."""
 
 
 def refuse_recurrent_layers(model: Any, why: str) -> None:
-    """Raise InputError if the model has recurrent layers, with the reason why they do not serve."""
+    """Raise InputError if the model has recurrent layers; `why` completes the message."""
     if has_recurrent_layers(model.config):
         raise InputError(
             f"{type(model).__name__} has recurrent layers, {why}; choose an independent draft model or prompt-lookup"
@@ -111,7 +120,7 @@ def make_cache(config: Any) -> Any:
 
 
 def within_window(mask: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, window: int) -> torch.Tensor:
-    """Hide, in a bool or additive mask [..., n, k], slots `window` positions or more before a row, or before its chunk.
+    """Hide slots outside a row's window, or before its chunk, in a bool or additive mask [..., n, k].
 
     rows, slots : positions [..., n] and [..., k]
     """
@@ -177,8 +186,8 @@ class CachedLM:
         that each round begins with some to ingest
     caches_pending_token : of such a drafter, whether the row of a round's pending token stays cached
     describes : whether `describe` is available: a pass and the statistics of its last row in a single launch
-    recurrent : whether layers have states that `truncate` brings back by another pass; see `realrun.lm.recurrent`
-    refed : tokens that the last `truncate` fed again for that
+    recurrent : whether layers have states that `truncate` may restore by another pass; see `realrun.lm.recurrent`
+    refed : tokens that the last `truncate` fed again to restore them
     """
 
     reads_target_states = caches_pending_token = describes = recurrent = False
@@ -368,15 +377,15 @@ class CachedLM:
         return self._of_known(logits)
 
     def fork(self, text: Sequence[int]) -> None:
-        """Prepare a branch behind this text, where the model cannot branch off at all places at once."""
+        """Move the cache to the end of this text, in models that record one branch at a time; others do nothing."""
 
     def _check_scaling(self, rows: int) -> None:
-        """Raise InputError where a model scales rows by their places in the cache, which in a tree are no positions."""
+        """Raise InputError where a model scales attention by cache slot, which in a tree is not the position."""
         config = self.model.config.get_text_config()
         if getattr(config, "attn_temperature_tuning", False) and rows >= config.floor_scale:
             raise InputError(
-                f"{config.model_type} models scale attention by a token's place in the cache from {config.floor_scale} "
-                f"tokens on, and {rows} tokens and nodes do not stand at their places; shorten the text or draft chains"
+                f"{config.model_type} models scale attention by cache slot from {config.floor_scale} tokens on, and "
+                f"slots of a tree are not positions ({rows} tokens and nodes); shorten the text or draft chains"
             )
 
     def drop_rows(self, count: int) -> None:
@@ -401,5 +410,5 @@ class CachedLM:
         if self.window is not None:
             self.slot_positions[self.length : self.length + len(path)] = self.slot_positions[source]
         for layer in self.cache.layers:
-            for cached in () if layer.keys is None else (layer.keys, layer.values):  # none where they are another's
+            for cached in () if layer.keys is None else (layer.keys, layer.values):  # None if it reads another layer's
                 cached[:, :, self.length : self.length + len(path)] = cached[:, :, source]

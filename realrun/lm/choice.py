@@ -18,7 +18,7 @@ def static_serves(model: PreTrainedModel) -> bool:
 
 
 def make_lm(model: PreTrainedModel, drafting: bool = False) -> CachedLM:
-    """Make the fastest CachedLM for this model on its device; drafting : whether it drafts token by token."""
+    """Make the fastest CachedLM for this model on its device. drafting : whether the model drafts token by token."""
     if not supported(model):
         return library_lm(model, drafting)
     return StaticLlama(model) if static_serves(model) else FusedLlama(model)

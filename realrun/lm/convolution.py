@@ -1,7 +1,7 @@
-"""A model with short convolutions among its layers of attention (LFM2), whose cache can drop the last tokens.
+"""Models with short convolutions among the attention layers (LFM2), whose cache can drop the last tokens.
 
-A convolution reads the last few of its inputs. The library keeps all inputs since its cache was last cropped, if it is
-told to, so that tokens are dropped exactly and without a second pass.
+A convolution reads its last few inputs. transformers can keep all inputs since the cache was last cropped, so that
+tokens are dropped exactly and without a second pass.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from specsim.io.errors import InputError
 
 
 class ConvolutionLM(RecurrentLM):
-    """Feeds tokens to such a model, whose rows still see all tokens before them: no trees, one branch at a time.
+    """CachedLM of such a model: no trees, because a convolution reads all rows before its own.
 
-    earliest : the length to which tokens can be dropped without feeding the text again
+    earliest : the shortest length to which tokens can be dropped without feeding the text again
     """
 
     def reset(self) -> None:

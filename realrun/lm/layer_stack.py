@@ -52,7 +52,7 @@ class LayerStack(Protocol):
         """
 
     def fill(self, x: torch.Tensor, start: int, positions: slice) -> None:
-        """Write only the keys and values of rows x [n, d]; stacks of several layers are those of `FusedParts`."""
+        """Write only the keys and values of rows x [n, d]. Stacks of `LibraryParts` must have a single layer."""
 
     def move(self, slots: Sequence[int], start: int) -> None:
         """Copy the keys and values of these slots, in place, to slots `start` and on."""

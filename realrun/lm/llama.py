@@ -36,7 +36,7 @@ class Layer:
 
     norm_in: torch.Tensor | None  # [hidden]; None where attention reads the input as it is
     norm_hidden: torch.Tensor | None  # [hidden]; EAGLE-3's: an input row is an embedding and a hidden state, [2 hidden]
-    residual_normed: bool  # whether such a layer adds to the normed hidden state
+    residual_normed: bool  # whether the residual of such a layer is the normed hidden state
     qkv: torch.Tensor  # [(Hq + 2 Hkv) * head_dim, hidden], of an input row's width
     q_norm: torch.Tensor | None  # [head_dim]; Qwen3 normalises every head
     k_norm: torch.Tensor | None
@@ -201,7 +201,7 @@ class FusedStack:
         return x
 
     def fill(self, x: torch.Tensor, start: int, positions: slice) -> None:
-        """Write only the keys and values of rows x [n, d], each of which sees those before it."""
+        """Write only the keys and values of rows x [n, d]; a row attends to the rows before it."""
         last, end = len(self.layers) - 1, start + len(x)
         self._reserve(end)
         if last:

@@ -1,4 +1,4 @@
-"""MiMo targets (Xiaomi), which transformers does not have: Qwen2's layers beside modules of their own for drafting.
+"""MiMo targets (Xiaomi), which transformers does not have: a Qwen2 model with MTP modules.
 
 References: vLLM's model_executor/models/mimo.py.
 """
@@ -15,7 +15,7 @@ class MiMoConfig(Qwen2Config):
 
 
 class MiMoForCausalLM(Qwen2ForCausalLM):
-    """The target alone; `realrun.drafters.mtp` reads the other modules."""
+    """The target without its MTP modules, which `realrun.drafters.mtp` reads."""
 
     config_class = MiMoConfig
     _keys_to_ignore_on_load_unexpected = [r"model\.mtp_layers\..*"]

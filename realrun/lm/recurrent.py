@@ -1,20 +1,20 @@
-"""A model with recurrent layers: linear attention or Mamba, among or beside layers of attention.
+"""Models with recurrent layers (linear attention or Mamba) besides attention layers.
 
-A recurrent layer holds no keys and values but a state that stands for all tokens so far, so that no token can be
-dropped from it. The library's layers give the state behind the last token of a pass alone. States are therefore kept
-before a pass (a copy of them, and nothing of the attention layers, whose caches are cropped). Dropping tokens goes back
-to the nearest states that were kept and feeds the tokens since then again:
+A recurrent layer has no keys and values but one state that summarises all tokens so far, so no token can be dropped
+from it. transformers returns only the state after the last token of a pass. Recurrent states are therefore copied
+before a pass; the caches of attention layers are cropped instead. To drop tokens, the nearest earlier copy is put back
+and the tokens since then are fed again:
 
-- a target keeps the states before each pass that verifies drafts. If some are rejected, a second pass feeds the pending
-  token and the accepted ones again; `refed` counts them. If all are accepted, nothing is fed again.
-- a draft model, which drafts token by token, keeps the states before each of its passes, so that those behind every
-  token are at hand, and nothing is fed again.
+- A target copies the states before each pass that verifies drafts. If a draft is rejected, a second pass feeds the
+  pending token and the accepted ones again; `refed` counts them. If all are accepted, nothing is fed again.
+- A draft model, which drafts token by token, copies the states before each of its passes. It has them after every
+  token, so nothing is fed again.
 
-What is exact: after `truncate`, logits are, bit for bit, those of a text that never held the dropped tokens and was fed
-in the same passes. How a text is cut into passes moves logits, in float64 too, because the library computes recurrences
-in float32, by one rule for a single token and by another, in chunks, for several: by about 1e-6 of their size. In
-Nemotron-H and Zamba2 it is up to 1e-3, because the library's rule for chunks alone raises short time steps to
-`time_step_min`. Texts are therefore those of plain greedy decoding except where two tokens are as close as that.
+After `truncate`, logits are bit for bit those of a text that never held the dropped tokens and was fed in the same
+passes. Logits depend on how a text is cut into passes, in float64 too, because transformers computes recurrences in
+float32 and by different algorithms for one token and for several: they differ by about 1e-6 of their size. In
+Nemotron-H and Zamba2 they differ by up to 1e-3, because only the algorithm for several tokens raises short time steps
+to `time_step_min`. The output is therefore that of plain greedy decoding except where two tokens are that close.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
-from realrun.lm.cached import CachedLM, has_recurrent_layers, make_cache
+from realrun.lm.cached import CachedLM, grown, has_recurrent_layers, make_cache
 from specsim.io.errors import InputError
 
 NO_TREES = "a recurrent layer has one state, not one for each branch of a tree"
-TRIED = 8  # tokens, in two passes
-States = list[dict[int, torch.Tensor]]  # of a layer: of its convolutions and of its recurrence
+TRIED = 8  # tokens that `check_continues` feeds
+States = list[dict[int, torch.Tensor]]  # of a layer: its convolutions' states and its recurrences' states
 
 
 class Kept(NamedTuple):
-    """The states behind the first `length` tokens, of each recurrent layer."""
+    """Copies of every recurrent layer's states after the first `length` tokens."""
 
     length: int
     states: list[States]
 
 
 class RecurrentLM(CachedLM):
-    """Feeds tokens to a model with recurrent layers, and brings their states back when tokens are dropped.
+    """CachedLM of a model with recurrent layers; it restores their states when tokens are dropped.
 
     text : the cached tokens
-    every_pass : whether states are kept before every pass, as a draft model's are, or only before those of several
-        tokens, as a target's are
+    every_pass : whether states are copied before every pass, for a draft model, or only before passes of several
+        tokens, for a target
     """
 
     recurrent = True
@@ -76,7 +76,7 @@ class RecurrentLM(CachedLM):
         """Keep the first `length` tokens; `refed` of them are fed again."""
         self.refed, length = 0, min(length, self.length)
         before = [kept for kept in self.kept if kept.length <= length]
-        self.kept = [*before[:1], *before[1:][-1:]]  # the oldest too, for rounds that are made several times
+        self.kept = [*before[:1], *before[1:][-1:]]  # the oldest too, for callers that repeat a round
         if length == self.length:
             return
         missing = self._back_to(before[-1] if before else None, length)
@@ -85,7 +85,7 @@ class RecurrentLM(CachedLM):
             self._append(missing, keep=1)
 
     def fork(self, text: Sequence[int]) -> None:
-        """Bring the cache to this text, as far as possible without feeding again what is cached."""
+        """Drop and feed tokens until the cache holds this text."""
         pairs = zip(text, self.text, strict=False)
         self.truncate(next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(text), len(self.text))))
         if len(text) > self.length:
@@ -104,7 +104,7 @@ class RecurrentLM(CachedLM):
         raise AssertionError
 
     def drop_rows(self, count: int) -> None:
-        """Do nothing: `fork` does."""
+        """Do nothing: `fork` drops the rows."""
 
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         logits = super()._forward(tokens, keep)
@@ -116,21 +116,23 @@ class RecurrentLM(CachedLM):
         return [layer for layer in self.cache.layers if isinstance(layer, LinearAttentionLayer)]
 
     def _keep(self) -> None:
-        """Copy the states, in place of those that were kept at this length."""
+        """Copy the states; the copy replaces one of the same length."""
         layers = self._layers if self.length else []
         copied = [[_copies(layer.conv_states), _copies(layer.recurrent_states)] for layer in layers]
         kept = [kept for kept in self.kept if kept.length < self.length]
         self.kept = [*(kept if self.every_pass else kept[:1]), Kept(self.length, copied)]
 
     def _back_to(self, kept: Kept | None, length: int) -> list[int]:
-        """Go back to these states, or to none; return the tokens that are missing from there to `length`."""
+        """Put these states back, or start empty without any; return the tokens to feed to reach `length`."""
         start = 0 if kept is None else kept.length
         if kept is None or not kept.length:
             self.cache = make_cache(self.model.config)
         else:
             for layer in self.cache.layers:
                 if isinstance(layer, DynamicLayer):
-                    DynamicLayer.crop(layer, start - self.length)  # a hybrid layer's own would crop its states, too
+                    DynamicLayer.crop(
+                        layer, start - self.length
+                    )  # a hybrid layer's own method would crop its states too
             for layer, (convolutions, recurrences) in zip(self._layers, kept.states, strict=True):
                 for states, copies in ((layer.conv_states, convolutions), (layer.recurrent_states, recurrences)):
                     for number, copy in copies.items():
@@ -140,15 +142,44 @@ class RecurrentLM(CachedLM):
         return missing
 
 
+class RecurrentStates(RecurrentLM):
+    """RecurrentLM that keeps the output of its last layer for drafters that read it.
+
+    Models with attention layers only keep it in `realrun.lm.split_target.SplitTarget`, which runs layers in parts.
+    states : [room, d], by position, before the final norm; norm : the final norm
+    """
+
+    def __init__(self, model: Any):
+        self.norm = model.model.norm
+        super().__init__(model)
+
+    def reset(self) -> None:
+        super().reset()
+        size = int(self.model.config.get_text_config().hidden_size)
+        self.states = torch.empty(0, size, dtype=self.model.dtype, device=self.device)
+
+    def run_model(self, **inputs: Any) -> torch.Tensor:
+        fed: list[torch.Tensor] = []
+        hook = self.norm.register_forward_pre_hook(lambda module, arguments: fed.append(arguments[0]))
+        try:
+            logits = super().run_model(**inputs)
+        finally:
+            hook.remove()
+        end = self.length + fed[0].shape[1]
+        self.states = grown(self.states, end)
+        self.states[self.length : end] = fed[0][0]
+        return logits
+
+
 def _copies(states: dict[int, torch.Tensor | None]) -> dict[int, torch.Tensor]:
     return {number: state.clone() for number, state in states.items() if state is not None}
 
 
 @torch.inference_mode()
 def check_continues(model: Any) -> None:
-    """Raise InputError unless passes of several tokens go on from the states of the pass before.
+    """Raise InputError unless a pass of several tokens continues from the states of the pass before.
 
-    Some of the library's recurrent layers begin anew in such a pass (Jamba's), so that they cannot verify drafts.
+    Some recurrent layers in transformers (Jamba's) reset their state in such a pass, so they cannot verify drafts.
     """
     if not has_recurrent_layers(model.config):
         return

@@ -33,7 +33,7 @@ def shallow_copy(module: Any) -> Any:
 
 
 def without_head(model: Any) -> Any:
-    """Give the part of a model below its head, whatever the library calls it."""
+    """Return the part of a model below its head."""
     return model.model if model.base_model is model else model.base_model
 
 
@@ -48,10 +48,10 @@ def with_layers(model: Any, layers: Iterable[Any], config: Any = None) -> Any:
 
 
 def config_of_layers(config: Any, numbers: Sequence[int]) -> Any:
-    """Copy a configuration for a model of these of its layers, in this order; a layer may stand there several times."""
+    """Copy a configuration for a model of these layers. numbers : of the layers, in order; a number may repeat."""
     new, types = copy.deepcopy(config), getattr(config, "layer_types", None)
     new.num_hidden_layers = len(numbers)
-    with suppress(AttributeError):  # of some models they follow from the number of layers
+    with suppress(AttributeError):  # some configurations compute layer_types from the number of layers
         if types:
             new.layer_types = [types[number] for number in numbers]
     if differing := getattr(config, "per_layer_attributes", None):  # such as the size of a head

@@ -199,8 +199,8 @@ def record(
     prompts : sequence of Prompt
         Each is a sequence of the trace, in this order.
     settings : RecordSettings
-        The longest draft is cut to what the drafter can draft. In rejection mode drafts are
-        drawn together with the output (`realrun.proposals.chain`).
+        The longest draft is cut to what the drafter can draft. In rejection mode drafts are drawn together with the
+        output (`realrun.proposals.chain`).
     progress : callable, optional
         Called with (done, total) after every prompt.
     partial : realrun.measure.record.Partial, optional

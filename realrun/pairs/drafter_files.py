@@ -6,7 +6,7 @@ command that trains each, and those that the package ships for other targets.
 EAGLE-3 checkpoints are written as vLLM and SGLang load them: config.json and a file of weights, with the names of the
 authors' code (github.com/SafeAILab/EAGLE), which both engines read. Embeddings are the target's. config.json names the
 layers whose states are read twice: vLLM counts layers, and SGLang numbers them from 0. EAGLE drafters are written as
-vLLM loads them. What others publish is read by `realrun.pairs.published`.
+vLLM loads them. `realrun.pairs.published` reads the drafters that others publish.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def training_recipe(path: Path) -> dict[str, Any]:
 
 
 def split_block(name: str) -> tuple[str, int | None]:
-    """Split FOLDER:K, a block drafter's folder and the tokens of a block; None for K unless such a folder exists."""
+    """Split FOLDER:K into a block drafter's folder and its tokens per block; K is None if no such folder exists."""
     folder, _, tokens = name.rpartition(":")
     return (folder, int(tokens)) if tokens.isdecimal() and Path(folder).is_dir() else (name, None)
 
@@ -202,7 +202,7 @@ def split_block(name: str) -> tuple[str, int | None]:
 def load_drafter(path: Path, target: Any, block: int | None = None) -> tuple[Any, DrafterKind]:
     """Load the drafter in this file or folder, and its target, in the target's type and on its device.
 
-    block : tokens of a block, of drafters that draft blocks; default: as many as in training
+    block : tokens per block, for block drafters only; by default as many as in training
 
     The target is `target`, or a copy with tuned weights if the file holds them.
     Raises InputError if the drafter belongs to another target or does not fit it.
@@ -215,7 +215,7 @@ def load_drafter(path: Path, target: Any, block: int | None = None) -> tuple[Any
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, InputError):
             raise
-        reason = shorten(str(error), 300, placeholder=" ...")  # names the tensors in its second line
+        reason = shorten(str(error), 300, placeholder=" ...")  # torch names the tensors from the second line on
         advice = "train it again" if "target" in file.facts else "give the target that it was trained for"
         raise InputError(f"drafter {file.path} does not fit its target ({reason}); {advice}") from None
     if block is None:

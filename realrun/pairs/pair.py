@@ -93,7 +93,7 @@ class Pair:
 
     @property
     def trees(self) -> bool:
-        """Whether trees can be drafted and verified: not where target or drafter has recurrent layers."""
+        """Whether trees can be drafted and verified; recurrent layers in target or drafter rule them out."""
         configs = self.target.config, self.draft_config
         return self.drafter.trees and not any(has_recurrent_layers(config) for config in configs)
 
@@ -162,7 +162,7 @@ def load_pair(
     drafter : str
         "model" for the draft model; "prompt-lookup", for any target; a drafter of the lab, such as "eesd" or "lab:eesd"
         (`LAB_DRAFTERS`); "eagle" for target "smollm2"; a folder made by `realrun train`, or a published drafter's
-        (`realrun.pairs.published`), as FOLDER:K for blocks of K tokens, by default as long as in training;
+        (`realrun.pairs.published`); FOLDER:K for blocks of K tokens, by default as long as in training;
         your own `DrafterKind` as FILE.py or FILE.py:NAME, or by the name that an installed package gives it.
         draft_model is ignored unless this is "model".
     beside : Pair, optional
@@ -355,7 +355,7 @@ def _load_model(
 
 
 def _load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    _check_cache(path)  # a drafter's folder often has no tokenizer, which is not what is wrong with it
+    _check_cache(path)  # first, because a drafter's folder passed as a model often has no tokenizer either
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except FAILURES as error:
@@ -421,7 +421,7 @@ def fit_vocabulary(model: Any, tokenizer_tokens: int, size: int) -> Any:
     tokenizer lacks, are read and never proposed (`realrun.lm.cached.CachedLM.known_tokens`).
     """
     rows = len(model.get_input_embeddings().weight)
-    if rows > size:  # a drafter's mask token may be one of those that are cut off
+    if rows > size:  # a drafter's mask token may be among the padding
         model.padding_embeddings = model.get_input_embeddings().weight.detach()[size:].clone()
     if rows != size:
         with torch.random.fork_rng([]), torch.no_grad():  # rows to add are made at random first

@@ -1,13 +1,13 @@
-"""Drafters as others publish them: a folder with config.json and weights, in the layouts of several libraries.
+"""Read published drafters: a folder with config.json and weights, in the layouts of several libraries.
 
-    EAGLE-1, -2   SafeAILab's files, vLLM's, and those of older releases of speculators
-    EAGLE-3, 3.1  SafeAILab's, SpecForge's, AngelSlim's and speculators', which nests the sizes of the layers
-    P-EAGLE       speculators' and SpecForge's
-    DFlash        z-lab's, SpecForge's and speculators'; DSpark's as well, of which the confidence head is not read
-    MEDUSA        FasterDecoding's `medusa_lm_head.pt` or `.safetensors`, and vLLM's
+    EAGLE-1, -2   SafeAILab, vLLM, and speculators up to release 0.3
+    EAGLE-3, 3.1  SafeAILab, SpecForge, AngelSlim and speculators, which nests the sizes of the layers
+    P-EAGLE       speculators and SpecForge
+    DFlash        z-lab, SpecForge and speculators; also DSpark, without its confidence head
+    MEDUSA        FasterDecoding's `medusa_lm_head.pt` or `.safetensors`, and vLLM
 
 A layout is recognised by config.json and by the names of the tensors; other drafters are refused by name. Published
-files name their target, if at all, by a hub id, so that nothing checks whether a drafter is given its own.
+files name their target at most by a hub id, so whether a drafter belongs to the given target is not checked.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 FILES = (WEIGHTS, PICKLED, *MEDUSA_FILES)
 AGAIN = "download it again"
 READ = "EAGLE-1 to EAGLE-3.1, P-EAGLE, DFlash, DSpark and MEDUSA"
-# What the drafters that are not read do that those which are read do not.
+# Drafters that are not read, and why.
 OTHERS = {
     "dflash2": "DFlash2, whose layers convolve and whose head selects candidates",
     "domino": "Domino, whose head reads the tokens before each drafted token",
     "xpress": "XPress",
     "mtp": "an MTP module, which is a part of its target",
 }
-TRAINED_DEPTHS = 8  # of P-EAGLE, by default in both libraries
+TRAINED_DEPTHS = 8  # tokens per block of P-EAGLE, by default in speculators and SpecForge
 VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight", "rotary_emb.inv_freq")  # copies of the target's parts
 
 Tensors = dict[str, torch.Tensor]
@@ -56,7 +56,7 @@ class Published(NamedTuple):
 
 
 def is_published(folder: Path) -> bool:
-    """Check whether this is the folder of a published drafter, whether or not it is read."""
+    """Check whether this is the folder of a published drafter, of a supported layout or not."""
     return folder.is_dir() and drafter_name(folder) is not None
 
 
@@ -75,7 +75,7 @@ def drafter_name(folder: Path) -> str | None:
     stated = drafter_config(config)
     if other is not None or stated is not None:
         return other or (stated.method if stated is not None else None)
-    # EAGLE-1's call themselves LlamaForCausalLM and have a projection that no Llama has, and no head.
+    # EAGLE-1 drafters call themselves LlamaForCausalLM, but have a projection `fc` and names without "model.".
     names = _names(folder)
     return "eagle" if {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= names else None
 
@@ -83,7 +83,7 @@ def drafter_name(folder: Path) -> str | None:
 def read_published(folder: Path) -> Published:
     """Read a published drafter.
 
-    Raises InputError, in one line, if it is damaged or of a kind or structure that is not read.
+    Raises InputError if it is damaged, or of a kind or structure that is not supported.
     """
     name = drafter_name(folder)
     if name in OTHERS:
@@ -114,7 +114,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List the files of weights: one, or those that an index names."""
+    """List the weight files: a single one, or those in an index."""
     for name in FILES:
         if (folder / name).is_file():
             return [folder / name]
@@ -143,7 +143,7 @@ def _tensors(folder: Path) -> Tensors:
 
 
 def _names(folder: Path) -> set[str]:
-    """List the names of the tensors in a folder, none if it has no weights that are read."""
+    """List the names of the tensors in a folder; none if it has no readable weights."""
     try:
         return {name for file in _files(folder) for name in _read(folder, file, names_only=True)}
     except InputError:
@@ -151,14 +151,14 @@ def _names(folder: Path) -> set[str]:
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a config.json flat, in which speculators nests the sizes of the layers."""
+    """Flatten a config.json, in which speculators nests the sizes of the layers."""
     nested = config.get(LAYERS)
     flat = {**config, **nested} if isinstance(nested, Mapping) else dict(config)
     return {key: value for key, value in flat.items() if key not in (LAYERS, "auto_map") and "speculators" not in key}
 
 
 def _eagle(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
-    """EAGLE-1 and -2: the layer that vLLM runs, with a bias or without; the head and the embedding are the target's."""
+    """Read EAGLE-1 and -2: the layer that vLLM runs, with or without a bias, and the target's embedding and head."""
     layernorms = [name for name in tensors if name.endswith(("embedding_layernorm.weight", "lm_head_layernorm.weight"))]
     if layernorms:
         raise InputError(f"drafter {folder} is an EAGLE with the norms of HASS ({layernorms[0]}), which is not read")
@@ -172,7 +172,7 @@ def _eagle(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Publish
 
 def _eagle3(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
     stated = {**_flat(config), "architectures": [ARCHITECTURE]}
-    if LAYERS in config:  # as vLLM reads them, where older files do not say
+    if LAYERS in config:  # vLLM's default for files of speculators
         stated.setdefault("norm_before_residual", True)
     renamed = {re.sub(r"^layers\.0\.", "midlayer.", name): tensor for name, tensor in tensors.items()}
     return Published("eagle3", renamed, {"config": stated})
@@ -202,7 +202,7 @@ def _block(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Publish
         if windows or own.get("use_swa") or own.get("attention_sink_bias") or own.get("attention_value_scale"):
             raise InputError(f"drafter {folder} is a DFlash with windows, sinks or scaled values, which is not read")
         anchor = config.get("sample_from_anchor", own.get("sample_from_anchor"))
-        if anchor is None:  # vLLM's default for the authors' DSpark; SpecForge's does not draft from it
+        if anchor is None:  # vLLM's default is true for the authors' DSpark; SpecForge's, with dflash_config, is false
             anchor = W1 in tensors and not own
         facts |= {"draws_anchor": anchor, "tokens": int(config["block_size"]) - (not anchor)}
         facts["causal"] = bool(own.get("causal"))
@@ -210,9 +210,7 @@ def _block(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Publish
         if any("joint_proj" in name for name in tensors):
             raise InputError(f"drafter {folder} is a DSpark with a recurrent head, which is not read; {READ} are")
         stated["model_type"] = "qwen3"
-        numbers = own.get("target_layer_ids") or config.get(
-            "target_layer_ids"
-        )  # of the layers whose output is read, from 0
+        numbers = own.get("target_layer_ids") or config.get("target_layer_ids")  # layers whose output is read, from 0
         states = config.get("aux_hidden_state_layer_ids") or (numbers and [number + 1 for number in numbers])
     if not states:
         raise InputError(f"drafter {folder} does not say which layers of its target it reads; add them to config.json")
@@ -221,7 +219,7 @@ def _block(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Publish
 
 
 def _medusa(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
-    """MEDUSA's heads: residual blocks of one layer, with biases, and heads of their own or one for all."""
+    """Read MEDUSA's heads: for each, a residual block of one layer, mostly with a bias, and a head."""
     blocks: dict[tuple[str, int], torch.Tensor] = {}
     for name, tensor in tensors.items():
         plain = name.removeprefix("medusa_heads.").removeprefix("medusa_head.")

@@ -1,8 +1,8 @@
-"""Loads a causal language model whole, or says what its checkpoint lacks.
+"""Load a causal language model, and refuse a checkpoint whose tensors are not exactly the model's.
 
-The library fills tensors that a checkpoint lacks with random numbers and drops those that the model has no place for.
-Drafters are published under the names of models: an EAGLE head calls itself LlamaForCausalLM. So every tensor is
-accounted for here. A composite checkpoint (text with vision or audio) gives its text model, without the other parts.
+transformers fills missing tensors with random numbers and drops unexpected ones. Published drafters have the class
+names of models: an EAGLE head calls itself LlamaForCausalLM. Of a multimodal checkpoint (text with vision or audio)
+only the text model is loaded.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from realrun.lm.variants import without_head
 from realrun.pairs.published import drafter_name
 from specsim.io.errors import InputError
 
-NAMED = 3  # tensors of a kind that an error names at most
+NAMED = 3  # most tensors that an error names per kind of fault
 HEAD = "lm_head.weight"
-# A composite checkpoint's names of its text model's tensors, and the text model's own.
+# Names of the text model's tensors in a multimodal checkpoint, and in the text model itself.
 TEXT_MODEL = {
     r"^(model\.)?language_model\.lm_head\.": "lm_head.",
     r"^(model\.)?language_model\.(model\.)?(?!lm_head)": "model.",
 }
-MTP = re.compile(r"(^|\.)(mtp|mtp_layers|nextn)\.")  # modules beside a model, which drafter mtp reads
+MTP = re.compile(r"(^|\.)(mtp|mtp_layers|nextn)\.")  # tensors of MTP modules, which --drafter mtp reads
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 FAILURES = (
     OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError, SafetensorError,
@@ -40,9 +40,9 @@ FAILURES = (
 
 
 def load_whole(path: str, **options: Any) -> PreTrainedModel:
-    """Load the model of a folder or hub id, of a composite checkpoint the text model. No remote code is run.
+    """Load the model of a folder or hub id; the text model of a multimodal checkpoint. No remote code is run.
 
-    options : of the library's `from_pretrained`
+    options : of transformers' `from_pretrained`
 
     Raises InputError if it cannot be loaded, or a tensor is missing, unexpected or of another shape.
     """
@@ -59,7 +59,7 @@ def load_whole(path: str, **options: Any) -> PreTrainedModel:
         model, report = load_with_report(path, config=text, **names, **options)
     except FAILURES as error:
         raise cannot_load(path, error) from None
-    if composite and config.tie_word_embeddings and HEAD in report["missing_keys"]:  # stated for the whole alone
+    if composite and config.tie_word_embeddings and HEAD in report["missing_keys"]:  # only the outer config says so
         model.config.tie_word_embeddings = True
         model.tie_weights()
         report["missing_keys"] = {*report["missing_keys"]} - {HEAD}
@@ -69,7 +69,7 @@ def load_whole(path: str, **options: Any) -> PreTrainedModel:
 
 
 def load_with_report(path: str, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """Call the library's `from_pretrained`; it reports tensors of another shape as it does missing ones."""
+    """Call transformers' `from_pretrained`; return the model and its report of missing, extra and misshapen tensors."""
     kind: Any = AutoModelForCausalLM
     loaded: tuple[Any, dict[str, Any]] = kind.from_pretrained(
         path, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **options
@@ -89,16 +89,16 @@ def load_config(path: str) -> PretrainedConfig:
 
 
 def cannot_load(path: str, error: Exception) -> InputError:
-    """Make the error of a model or tokenizer that the library does not load."""
+    """Make the error for a model or tokenizer that transformers cannot load."""
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return InputError(f"cannot load {path}: {first_line} Give a local folder or a hub id.")
 
 
 def check_whole(report: Mapping[str, Any], name: str, model: Any, parts: tuple[str, ...] | None = None) -> None:
-    """Raise InputError that names the tensors of the library's report, if a model was not loaded whole.
+    """Raise InputError that names the tensors if a checkpoint's are not exactly the model's.
 
-    name : of the model; parts : of a composite checkpoint, how names of the text model's tensors begin; None if all
-        tensors are the model's
+    report : of `load_with_report`; name : of the model, for the message
+    parts : in a multimodal checkpoint, prefixes of the text model's tensors; None if all tensors are the model's
     """
     mismatched = {tensor: shapes for tensor, *shapes in report["mismatched_keys"]}
     unexpected = [tensor for tensor in report["unexpected_keys"] if not _is_mtp(tensor, model)]
@@ -118,7 +118,7 @@ def check_whole(report: Mapping[str, Any], name: str, model: Any, parts: tuple[s
 
 
 def _is_mtp(tensor: str, model: Any) -> bool:
-    """Check whether a tensor belongs to an MTP module, which some families number as layers behind the model's own."""
+    """Check whether a tensor belongs to an MTP module, which some families number as layers after the model's own."""
     config = model.config.get_text_config()
     number = LAYER.search(tensor)
     behind = int(number[1]) - int(config.num_hidden_layers) if number else -1

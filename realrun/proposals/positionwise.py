@@ -1,8 +1,8 @@
-"""Dense recording of drafters whose tokens of a round do not depend on each other (MEDUSA, SPACE, DFlash).
+"""Dense recording of drafters whose drafted tokens do not depend on each other (MEDUSA, SPACE, DFlash).
 
 MEDUSA's head i reads a single state of the target, whatever the tokens between are, and so do SPACE's masks. A single
 pass over the text therefore gives the proposals at all positions, and a position's tree has the same siblings below
-every node of a depth. DSpark's tokens depend on the token before them alone, whose bias is added to such logits.
+every node of a depth. DSpark's logits depend also on the token before, which adds a bias (`Positionwise.bias`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specsim.io.arrays import Array
 class Positionwise(Protocol):
     """Proposals at T output positions of a drafter that does not depend on earlier drafts.
 
-    chained : whether `bias` is to be added to the logits
+    chained : whether `bias` is added to the logits, so that a token depends on the one before
     """
 
     chained: bool = False
@@ -37,8 +37,8 @@ class Positionwise(Protocol):
         """Compute logits [n, V] from n of these states."""
 
     def bias(self, states: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        """Compute what tokens int64 [n] add to the logits [n, V] of the tokens behind them, with these states."""
-        raise AssertionError("only where tokens are chained")
+        """Compute the bias [n, V] of the logits of the tokens after `previous`, int64 [n], with these states."""
+        raise AssertionError("chained is False")
 
 
 @torch.inference_mode()
@@ -46,13 +46,13 @@ def positionwise_columns(target: PreTrainedModel, proposed: Positionwise, reques
     """Record what such a drafter proposes at every position; a `Recorder` once target and proposals are given.
 
     Columns at (t, i) have the noise of output position t + i - 1. The ranks of the true token do not repeat along
-    diagonals, as those of an independent model do. In rejection mode drafts are drawn together with the
-    output (`realrun.proposals.chain`), and there are no trees.
+    diagonals, as those of an independent model do. In rejection mode drafts are drawn together with the output
+    (`realrun.proposals.chain`), and there are no trees.
     """
     output, sampler, depth = request.output, request.sampler, request.depth
     proposals = Proposals(request, int(target.config.vocab_size))
     along = AlongText(np.zeros((len(output), depth), np.int64), np.zeros((len(output), depth)))
-    chained = getattr(proposed, "chained", False)  # your own proposals need not say
+    chained = getattr(proposed, "chained", False)  # your own proposals may leave it out
     text = torch.tensor([request.prompt[-1], *output], device=target.device)
     drafted = text[: len(output)]
     for step in range(depth):
@@ -106,7 +106,7 @@ class BesideTarget(CachedLM):
         return self._propose(0, F.pad(self.proposed.states(0), (0, 0, self.before, 0)), torch.tensor(tokens))
 
     def run_model(self, **inputs: Any) -> torch.Tensor:
-        """Give what is proposed at this step of the branches, whatever their tokens are, unless they are chained."""
+        """Return the logits at this step of the branches; the branches' tokens matter only if chained."""
         step = (inputs["attention_mask"].shape[-1] - self.length) // inputs["input_ids"].shape[-1]
         states = self.proposed.states(step)[inputs["position_ids"][0] - step - self.before]
         return self._propose(step, states, inputs["input_ids"][0])

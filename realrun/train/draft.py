@@ -45,9 +45,9 @@ def with_fewer_layers(target: Any, layers: int) -> Any:
     chosen = [int(number) for number in np.linspace(0, total - 1, layers).round()]
     try:
         config = config_of_layers(target.config, chosen)
-        layer_types(config)  # such as recurrent layers alone
+        layer_types(config)  # refuses, for example, recurrent layers only
         model = cast_like(type(target)(config), target)
-    except ValueError as error:  # such as layers that read the caches of others
+    except ValueError as error:  # for example, layers that read another layer's cache
         raise _not_taken_out(target, error) from None
     places = {str(number): str(place) for place, number in enumerate(chosen)}
     state = {
@@ -57,7 +57,7 @@ def with_fewer_layers(target: Any, layers: int) -> Any:
     }
     try:
         model.load_state_dict(state)
-    except RuntimeError as error:  # such as a tensor that holds a part for every layer
+    except RuntimeError as error:  # for example, a tensor with rows for every layer
         raise _not_taken_out(target, error) from None
     return model.eval()
 

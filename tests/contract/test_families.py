@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
-from tests.support.families import FAMILIES, HYBRIDS, LAYERS, MAKERS, TOKENS, WINDOW, outcome
+from tests.support.families import FAMILIES, LAYERS, MAKERS, TOKENS, WINDOW, outcome
 
-FAMILIES = FAMILIES | HYBRIDS
 PAGE = ROOT / "docs" / "families.md"
 SUPPORTED = ("chains", "chains and trees")
 HEAD = f"""# What each drafter supports on each family of models
@@ -30,8 +29,8 @@ which the drafter is refused, before anything is trained, recorded or written.
 All is computed in float64. Windows and chunks are of {WINDOW} tokens here, so that texts leave them: the library's
 own cache keeps what has left a window, as it may come back when a draft is rolled back, and the masks hide it. A
 sequence is as long as the model's positions allow. Recurrent layers have one state, not one for each branch of a tree,
-so models with such layers take chains only. Gemma 3 and 4, Mistral Small, Ministral 3, Llama 4 and Qwen3.5 are
-published with a part that sees pictures; their text model is what is loaded.
+so models with such layers take chains only. Of Gemma 3 and 4, Mistral Small, Ministral 3,
+Llama 4 and Qwen3.5, which are published with a vision encoder, only the text model is loaded.
 """
 
 Outcomes = dict[tuple[str, str], str]

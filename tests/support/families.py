@@ -154,10 +154,6 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "Falcon-H1": lambda: hf.FalconH1Config(**LLAMA, **MAMBA, mamba_d_ssm=64),
     "Mamba": lambda: hf.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=LAYERS),
-}  # fmt: skip
-
-# Other models with recurrent layers. Jamba's begin anew in a pass of several tokens.
-HYBRIDS: dict[str, Callable[[], Any]] = {
     "Kimi-Linear": lambda: hf.KimiLinearConfig(
         **{**LLAMA, **LATENT}, q_lora_rank=None, linear_head_dim=8, linear_num_heads=4, num_experts=4,
         layer_types=DELTA["layer_types"], num_experts_per_token=2, moe_intermediate_size=16, num_shared_experts=1,
@@ -173,7 +169,7 @@ HYBRIDS: dict[str, Callable[[], Any]] = {
     ),
 }  # fmt: skip
 
-# Checkpoints of text with pictures, and the family that their text model is of.
+# Multimodal checkpoints, by the family of their text model.
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -206,11 +202,7 @@ COMPOSITES: dict[str, Callable[[Any], Any]] = {
 def family_model(family: str) -> Any:
     """In float64, its first layers more decisive than its last, so that drafters of few layers are often right."""
     torch.manual_seed(3)
-    model = (
-        hf.AutoModelForCausalLM.from_config((FAMILIES | HYBRIDS)[family](), experts_implementation="eager")
-        .double()
-        .eval()
-    )
+    model = hf.AutoModelForCausalLM.from_config(FAMILIES[family](), experts_implementation="eager").double().eval()
     layers = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
     with torch.no_grad():
         for number, layer in enumerate(layers):
@@ -221,7 +213,7 @@ def family_model(family: str) -> Any:
 
 
 def shallow_draft(target: Any) -> Any:
-    """A model of the target's first two layers, or of all where some read others' caches, the last without its MLP."""
+    """A model of the target's first two layers; if layers share caches, the target without its last MLP."""
     if getattr(target.config, "num_kv_shared_layers", 0):
         draft = copy.deepcopy(target)
         draft.model.layers[-1].mlp.down_proj.weight.data.zero_()

@@ -1,5 +1,5 @@
-"""Drafters as other libraries write them, in small: the names and shapes of their tensors, their config.json, and what
-the library's own modules draft with numbers that a test can make again.
+"""Small drafters as other libraries write them: names and shapes of tensors, config.json, and the tokens that the
+library's own modules draft, with weights that tests generate from the tensors' names.
 
 `python -m tests.support.published` writes LAYOUTS anew, in an environment with speculators 0.9.0, specforge 0.2.0 and
 angelslim 0.5.0.
@@ -33,7 +33,7 @@ AT = (2, 6, 10)  # places of pending tokens
 
 
 def number_of(name: str, shape: list[int], dtype: str = "float64") -> torch.Tensor:
-    """A tensor of a drafter, by its name alone; embeddings of EAGLE-3 are the target's."""
+    """Generate a drafter's tensor from its name."""
     if name == "d2t":
         return torch.tensor(DRAFTED[: shape[0]]) - torch.arange(shape[0])
     if name == "t2d":
@@ -71,7 +71,7 @@ def layouts() -> dict[str, Any]:
 
 @torch.inference_mode()
 def target_states(layers: list[int]) -> torch.Tensor:
-    """States [T, k d] of the target after so many of its layers, side by side, of TEXT."""
+    """The target's states [T, k d] of TEXT after these numbers of layers, concatenated."""
     asked = {"use_cache": False, "output_hidden_states": True}
     states = target_of("llama").model(input_ids=torch.tensor([TEXT]), **asked).hidden_states
     return torch.cat([states[count][0] for count in layers], dim=-1)
@@ -88,7 +88,7 @@ def causal(rows: int) -> torch.Tensor:
 def chain(
     model: Any, fused: torch.Tensor, layer: Callable[..., torch.Tensor], post_norm: bool, place: int
 ) -> list[int]:
-    """EAGLE-3: a token's embedding beside the state before it, the drafter's own behind the pending token."""
+    """EAGLE-3: rows read a token's embedding and the state before it; after the pending token, the drafter's own."""
     tokens, hidden, drafts = TEXT[1 : place + 1], fused[:place], list[int]()
     while True:
         out = layer(model.embed_tokens.weight[torch.tensor(tokens)], hidden)[-1:]
@@ -131,7 +131,7 @@ def speculators_peagle(model: Any, config: Mapping[str, Any], place: int) -> lis
 
 
 def any_dflash(model: Any, config: Mapping[str, Any], place: int) -> list[int]:
-    """Of both libraries: the whole block, whose rows see all before the pending token and each other."""
+    """DFlash and DSpark of both libraries: a block's rows attend to the text and to each other."""
     own = config.get("dflash_config") or {}
     layers = config.get("aux_hidden_state_layer_ids") or [number + 1 for number in own["target_layer_ids"]]
     context = model.hidden_norm(model.fc(target_states(layers)[:place]))[None]
@@ -178,7 +178,7 @@ def angelslim_eagle3(model: Any, config: Mapping[str, Any], place: int) -> list[
 
 
 def libraries() -> Iterator[tuple[str, Any, Callable[..., list[int]] | None, dict[str, Any]]]:
-    """The name of a layout, the library's module, what it drafts, and settings of `save_pretrained`."""
+    """Yield a layout's name, the library's module, the function that drafts with it, and `save_pretrained` settings."""
     from specforge.modeling.draft.dflash import DFlashDraftModel as ForgeDFlash  # type: ignore[import-not-found]
     from specforge.modeling.draft.domino import DominoDraftModel  # type: ignore[import-not-found]
     from specforge.modeling.draft.dspark import DSparkDraftModel as ForgeDSpark  # type: ignore[import-not-found]

@@ -98,7 +98,7 @@ class Adapter:
 
 
 def adapted_modules(target: Any) -> list[str]:
-    """List all linear modules but routers; the head only if it does not share the embedding's weight."""
+    """List all linear modules except routers; the head only if it does not share the embedding's weight."""
     head = target.get_output_embeddings()
     tied = head is not None and head.weight is target.get_input_embeddings().weight
     names = [
@@ -115,7 +115,7 @@ def adapted_modules(target: Any) -> list[str]:
 def check_adaptable(target: Any, settings: AdapterSettings) -> None:
     """Raise InputError if this target cannot have an adapter, or peft is not installed.
 
-    peft refuses some models only when the adapter is put in, so one is put into a model without weights.
+    peft refuses some models only when it adds the adapter, so an adapter is added to a copy without weights.
     """
     import_peft()
     if any(hasattr(module, "A_log") and hasattr(module, "D") for module in target.modules()):

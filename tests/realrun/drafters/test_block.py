@@ -1,4 +1,4 @@
-"""Block drafters: one pass a round, blocks of every size, and what a block is independent of."""
+"""Block drafters: one pass per round, blocks of every size, mask embeddings, and refusals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def recorded(pair: Pair, depth: int, sampler: Sampler) -> Trace:
 @pytest.mark.parametrize("mode", ["greedy", "rejection"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_block_size_is_recorded_as_it_is_decoded(form: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each in a single pass a round; smaller blocks are the beginnings of larger ones for P-EAGLE alone."""
+    """Every round takes a single pass; only P-EAGLE drafts the same first tokens in a smaller block."""
     passes = list[int]()
     run = Block.run
 
@@ -96,9 +96,16 @@ def test_a_folder_names_the_size_of_its_blocks(tmp_path: Any) -> None:
         load_drafter(other, target, 3)
 
 
+def test_trees_need_no_tree_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = state_pair("block")
+    lm = pair.drafter.make_passes(pair.target)[1]
+    monkeypatch.setattr(pair.target.config, "_attn_implementation", "flash_attention_2")
+    lm.check_trees()
+
+
 @torch.inference_mode()
 def test_a_mask_token_that_the_tokenizer_lacks_has_its_embedding() -> None:
-    """Vocabularies are cut to the tokenizer's tokens, and published masks are often the first of the padding."""
+    """The vocabulary is cut to the tokenizer's tokens; published mask tokens are often in the padding."""
     target = target_of("llama")
     padding, config = torch.randn(2, 32).double(), BLOCKS["llama"]
     wide = type(target)(target.config).double()

@@ -1,4 +1,4 @@
-"""MTP modules that ship inside a target's checkpoint: read, recorded and decoded as they compute."""
+"""MTP modules in a target's checkpoint: recordings and decoding match a reference without a cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEPTH, TOKENS = 3, 20
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_module_drafts_as_it_computes(name: str, tmp_path: Path) -> None:
-    """At every position and up to K = 3, recorded and decoded; the text is the target's own."""
+    """At every position up to K = 3, recorded and decoded; the output is the target's own."""
     family = FAMILIES[name]
     model, own = checkpoint(family, tmp_path / "a")
     pair = load_pair(str(tmp_path / "a"), drafter="mtp", dtype="float64")
@@ -46,7 +46,7 @@ def test_a_module_drafts_as_it_computes(name: str, tmp_path: Path) -> None:
 
 
 def test_the_module_of_a_composite_checkpoint_is_read(tmp_path: Path) -> None:
-    """As Qwen3.5 is published: the text model's tensors have longer names, the module's have not."""
+    """As in Qwen3.5, the text model's tensors have longer names; the module's have the same."""
     checkpoint(FAMILIES["Qwen3.5"], tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     text = json.loads((tmp_path / "a/config.json").read_text())

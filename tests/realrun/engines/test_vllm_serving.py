@@ -1,4 +1,4 @@
-"""Slow: vLLM recorded in its servers; suffix decoding against texts alone, and MTP modules as they draft here."""
+"""Slow: recordings of vLLM's server: suffix decoding against the texts, MTP modules against --drafter mtp."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def assert_rounds(trace: Trace, rounds: Sequence[Sequence[tuple[int, int]]], k: 
     assert sum(accepted for row in rounds for _, accepted in row) > 0
 
 
-# Its kernels take no narrower heads.
+# vLLM's attention kernels support no narrower heads.
 WIDE = {
     "vocab_size": VOCABULARY, "hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1,
     "max_position_embeddings": 256,
@@ -232,12 +232,12 @@ WIDE = {
 def test_mtp_drafts_here_what_it_drafts_in_vllm(
     name: str, sizes: Mapping[str, int], vllm: VllmEngine, tmp_path: Path
 ) -> None:
-    """Of one checkpoint, eight requests at once; a normal run's rounds are the replay's."""
+    """From one checkpoint, with eight requests at once; the rounds of a run without recording match the replay."""
     count, k, generator = 24, 3, torch.Generator().manual_seed(5)
     checkpoint(FAMILIES[name], tmp_path / "target", torch.float32, **WIDE, **sizes)
     config = tmp_path / "target" / "config.json"
     published = config.read_text()
-    config.write_text(published.replace('"mimo"', '"qwen2"'))  # its transformers knows no MiMo either
+    config.write_text(published.replace('"mimo"', '"qwen2"'))  # vLLM's transformers does not know MiMo either
     asked = torch.randint(VOCABULARY, (8, 20), generator=generator).tolist()
     speculation = {"method": "mtp", "num_speculative_tokens": k}
     texts, trace, rounds = run(vllm, tmp_path, speculation, asked, count, 8)
@@ -246,7 +246,7 @@ def test_mtp_drafts_here_what_it_drafts_in_vllm(
     gaps = []
     for sequence, (prompt, text) in enumerate(zip(asked, texts, strict=True)):
         ours = record_drafts(RecordRequest(prompt, text, k, Sampler(), sequence))
-        rows = slice(sequence * count + 1, (sequence + 1) * count)  # it does not draft ahead of the first token
+        rows = slice(sequence * count + 1, (sequence + 1) * count)  # vLLM does not draft before the first output token
         assert trace.token[rows].tolist() == text[1:]
         assert trace.draft_token[rows].tolist() == ours["draft_token"][1:].tolist()
         gaps.append(np.abs(trace.prob[rows] - ours["prob"][1:]).max())

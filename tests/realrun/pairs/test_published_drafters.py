@@ -1,4 +1,4 @@
-"""Published drafters: read and drafting as the libraries that wrote them, or refused by name in one line."""
+"""Published drafters: they draft what the libraries that wrote them draft, or are refused by name in one line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pair_of(folder: Path, target: Any = None) -> Pair:
 
 @torch.inference_mode()
 def drafts_after(pair: Pair, context: list[int]) -> list[int]:
-    """What it drafts of STEPS tokens behind this text, whose last token is pending."""
+    """The STEPS tokens that the pair drafts after this text, whose last token is pending."""
     target, lm = pair.drafter.make_passes(pair.target)  # type: ignore[attr-defined]
     target.prefill(context[:-1])
     lm.prefill(context[:-1])
@@ -61,6 +61,17 @@ def test_a_layout_drafts_what_its_library_drafts_or_is_refused_by_name(name: str
         assert drafts_after(pair, TEXT[: int(place) + 1]) == drafts
 
 
+def test_older_files_of_speculators_draft_the_same(tmp_path: Path) -> None:
+    """They do not state `norm_before_residual`, and hold a copy of the target's norm."""
+    layout = copy.deepcopy(LAYOUTS["speculators-eagle3.1"])
+    assert layout["config"].pop("norm_before_residual")
+    layout["tensors"]["verifier_norm.weight"] = [32]
+    layout["files"]["model.safetensors"].append("verifier_norm.weight")
+    pair = pair_of(write(layout, tmp_path / "drafter"))
+    for place, drafts in layout["drafts"].items():
+        assert drafts_after(pair, TEXT[: int(place) + 1]) == drafts
+
+
 def folder_of(folder: Path, config: dict[str, Any] | None, weights: dict[str, torch.Tensor], file: str) -> Path:
     folder.mkdir(parents=True)
     if config is not None:
@@ -74,7 +85,7 @@ def folder_of(folder: Path, config: dict[str, Any] | None, weights: dict[str, to
 
 
 def eagle1(target: Any, *, bias: bool) -> dict[str, torch.Tensor]:
-    """As SafeAILab's EAGLE-LLaMA3-Instruct-8B names its tensors, with random numbers."""
+    """Random tensors with the names of SafeAILab's EAGLE-LLaMA3-Instruct-8B."""
     generator = torch.Generator().manual_seed(5)
     layer = {f"layers.0.{name}": value for name, value in target.model.layers[1].state_dict().items()}
     shapes = {name: value.shape for name, value in layer.items() if "input_layernorm" not in name}
@@ -85,7 +96,7 @@ def eagle1(target: Any, *, bias: bool) -> dict[str, torch.Tensor]:
 
 @torch.inference_mode()
 def eagle1_drafts(target: Any, weights: dict[str, torch.Tensor], context: list[int]) -> list[int]:
-    """Without a cache: rows are of a token and the target's last state before it, or what the layer made of that."""
+    """Without a cache: a row reads a token and the target's last state before it, or the layer's own output."""
     layer = copy.deepcopy(target.model.layers[1])
     layer.input_layernorm = torch.nn.Identity()
     own = {name.removeprefix("layers.0."): value for name, value in weights.items() if name.startswith("layers.0.")}
@@ -131,7 +142,7 @@ def test_an_eagle1_head_drafts_as_it_computes(
 @pytest.mark.parametrize("file", ["medusa_lm_head.pt", "medusa_lm_head.safetensors", "model.safetensors"])
 @torch.inference_mode()
 def test_published_medusa_heads_draft_as_they_compute(file: str, tmp_path: Path) -> None:
-    """Of three heads with biases; by the authors' names, in either format, and by vLLM's."""
+    """Three heads with biases, under the authors' names in either format and under vLLM's."""
     target, generator = target_of("llama"), torch.Generator().manual_seed(6)
     shapes = {"weight": (32, 32), "bias": (32,), "head": (97, 32)}
     heads = [

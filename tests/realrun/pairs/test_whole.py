@@ -1,4 +1,4 @@
-"""Every model and drafter is loaded whole, or refused with the tensors' names before anything is written."""
+"""A model or drafter with missing, extra or misshapen tensors is refused by their names, before anything is written."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def saved(folder: Path, model: Any = None, **options: Any) -> Path:
 
 
 def changed(folder: Path, change: Change, file: str = "model.safetensors") -> Path:
-    """The folder with changed tensors, under the header that was there."""
+    """Change the tensors of a file in the folder and keep its header."""
     path = folder / file
     with safe_open(path, framework="pt") as handle:
         metadata = handle.metadata()
@@ -53,7 +53,7 @@ def without(name: str) -> Change:
 
 
 def sharded(folder: Path) -> Path:
-    """Without a tensor, in its file and in the index."""
+    """A sharded checkpoint whose file and index lack a tensor."""
     saved(folder, max_shard_size="20KB")
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     changed(folder, without(LOST), index["weight_map"].pop(LOST))
@@ -62,7 +62,7 @@ def sharded(folder: Path) -> Path:
 
 
 def eagle_head(folder: Path) -> Path:
-    """As EAGLE-1 was published: it calls itself a Llama of one layer."""
+    """As EAGLE-1 was published: its config.json is that of a Llama of one layer."""
     saved(folder, tiny_model(1, seed=2, dtype=torch.float32))
     names = {"model.layers.0.": "layers.0.", "model.embed_tokens.": "embed_tokens."}
     whole = load_file(folder / "model.safetensors")
