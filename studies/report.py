@@ -23,6 +23,7 @@ Row = Mapping[str, Any]
 RUNGS = {"eq14": "Eq. 14", "profile": "measured costs"}  # of a row's prediction ladder
 DIGITS = 6  # of numbers in table.csv
 TENTH = plain(lambda value: f"{value:.1f}")  # a column's numbers
+SIGNED = plain(lambda value: f"{value:+.1f}")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specsim.serving.latency import ServingSummary
     from specsim.serving.serve import BatchResults, DraftSchedule, ServerResult
 
-SERVER_HELP = "Engine whose rules fill a step (default: that of --engine, or vllm)."
+SERVER_HELP = "Engine whose scheduler fills each step (default: that of --engine, or vllm)."
 PAD_HELP = (
     "How the engine pads ragged batches: every draft to the longest, or passes to CUDA graphs, by their tokens or "
     "sequences (default: as the engine does)."
@@ -31,7 +31,7 @@ PAD_HELP = (
 
 
 def _server(source: BatchCostSettings, asked: ServerName | None) -> ServerName:
-    """The engine whose rules fill a step."""
+    """The engine whose scheduler is simulated: as asked, else that of the costs, else vLLM."""
     own = str(source.engine or "")
     return asked or (cast(ServerName, own) if own in SERVERS else "vllm")
 
@@ -72,7 +72,7 @@ class ServerOptions(Settings):
     )
     step_tokens: int | None = setting(
         None,
-        "Budget of tokens of a step, as vLLM's max_num_batched_tokens (default: the engine's on an 80 GB GPU).",
+        "Token budget of a step, as vLLM's max_num_batched_tokens (default: the engine's on an 80 GB GPU).",
         low=1,
     )
     pad: Pad | None = setting(None, PAD_HELP)
@@ -299,10 +299,11 @@ class FrontierOptions(SeedSettings):
 def frontier(source: BatchCostSettings, options: FrontierOptions) -> Answer:
     """Compare rules by throughput and latency.
 
-    At each load, a number of users who send the next request as soon as the last is answered, every fixed K, the rules
-    serve the same requests. So do a budget that is fitted to these very requests, and a rule that knows what will be
-    accepted: how far a rule is behind the first shows what a better rule could gain, the rest is clairvoyance. The K
-    that is best at each load is printed as engines take it.
+    A load is a number of users, each of whom sends the next request as soon as the last is answered. At each load every
+    fixed K and every rule serve the same requests. Two bounds serve them as well: the rule `budget` with confidence
+    calibrated on these requests ("informed"), and a rule that knows which tokens will be accepted. The gap to the first
+    is what a better rule could gain; the gap between the two takes clairvoyance. The best K of each load is printed as
+    engines take it.
 
     Example: specsim serve frontier example:smollm2-eagle --gpu h100 --target llama-3.1-8b --drafter eagle3
     --rule budget --rule sglang_adaptive --users 1,8,64 --set sglang_adaptive.initial_steps=1

@@ -1,12 +1,12 @@
 """Continuous batching: requests join and leave the batch between rounds, as in serving engines.
 
-In a step the engine decodes a round of requests whose prompts are read, and reads prompts of others, whole or in chunks
-by a token budget; which of them take part differs between engines, see `specsim.serving.presets`. The pass that ends a
-prompt puts out the first token. A request reserves memory for its prompt and its whole output, so that no request is
-ever evicted; or blocks as it needs them, as in vLLM: where none is free, the request that was admitted last gives its
-blocks back, and reads its prompt and output again when it is admitted anew.
+In each step the engine decodes a round of requests whose prefill is complete, and prefills others, whole or in chunks
+within a token budget. Engines differ in which requests take part, see `specsim.serving.presets`. The pass that ends a
+prefill emits the first output token. By default a request reserves KV memory for its prompt and its whole output, so
+that none is preempted. With blocks, as in vLLM, it takes memory as it needs it: where no block is free, the request
+that was admitted last releases its blocks, and computes its prompt and output again after it is readmitted.
 
-With a fixed number of users, no decision depends on time: the seconds of all steps are computed at once, at the end.
+With a fixed number of users, no decision depends on time, so the seconds of all steps are computed together at the end.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from specsim.serving.drafts import Drafts
 from specsim.serving.presets import ServerRules, find_server
 
 ROUNDS_AT_ONCE = 1 << 16  # whose seconds are computed together
-UNLIMITED = 1 << 60
+UNLIMITED = 1 << 60  # steps, or tokens of KV memory
 
 
 class Step(NamedTuple):
     """A step of the engine that ended at `end_s`.
 
-    sequences, prompts : requests that decoded a round, and those whose prompts were read
-    tokens, cached_tokens : of the target's pass, new and before it
-    output_tokens, prefill_output : all that were put out, and those of them that passes over prompts put out
-    drafted, verified, accepted : tokens of the rounds
+    sequences, prompts : numbers of requests that decoded a round, and that were prefilled
+    tokens, cached_tokens : new tokens of the target's forward pass, and tokens that the KV cache held before it
+    output_tokens : tokens emitted in the step; prefill_output, those among them that prefills emitted
+    drafted, verified, accepted : draft tokens of the rounds
     """
 
     end_s: float
@@ -98,11 +98,11 @@ def run_server(
 ) -> ServingRun:
     """Serve requests by continuous batching.
 
-    drafts : drafts of every sequence, see `drafts_of`, behind the first token
+    drafts : drafts of every sequence after its first token, see `drafts_of` with `served`
     cost : seconds of passes over batches
     requests : requests and their arrival times
     slots : most sequences of a batch
-    server : whose rules fill a step, see `specsim.serving.presets`
+    server : the engine whose scheduler is simulated, see `specsim.serving.presets`
     kv_tokens : tokens that the KV cache holds; default: unlimited
     users : closed loop: number of users, each of whom sends the next request as soon as the last is answered
     step_tokens : most tokens of a step's target pass; default: the engine's
@@ -152,7 +152,7 @@ def run_server(
 
 
 class _Server:
-    """A server at work."""
+    """A run of the server: its compiled state, its log, and what the rule has learned."""
 
     def __init__(
         self, drafts: Drafts, cost: BatchCost, requests: Requests, limits: Any, blocks: int, users: int | None
@@ -183,7 +183,7 @@ class _Server:
         return self._result()
 
     def _arrive(self) -> None:
-        """Submit what has arrived by now; where nobody is there, the next request arrives."""
+        """Submit the requests that have arrived by now; an idle server waits for the next arrival."""
         arrival_s, following = self.requests.arrival_s, int(self.count[compiled.NEXT])
         now_s = self.end_s[-1] if self.end_s else 0.0
         if not self.count[compiled.ACTIVE] and not self.count[compiled.WAITING]:
@@ -195,13 +195,13 @@ class _Server:
         self.begin_s.append(now_s)
 
     def _wait(self) -> None:
-        """Let the last step take its seconds."""
+        """Advance the clock by the seconds of the last step."""
         last = len(self.begin_s) - 1
         self.took_s.append(float(self._seconds(last, last + 1)[0]))
         self.end_s.append(self.begin_s[-1] + self.took_s[-1])
 
     def _steps(self, until: int) -> None:
-        """Take steps up to this number, or until the log is full; of a rule that looks at requests a single one."""
+        """Take steps up to this number, or until the log is full; just one step if the rule is not compiled."""
         drafts = self.drafts
         if type(self.rule) is ScheduledK and type(drafts) is Drafts:
             lengths = np.array([0, *(self.rule.at(size) for size in range(1, self.limits.slots + 1))])
@@ -213,6 +213,7 @@ class _Server:
             self._step()
 
     def _step(self) -> None:
+        """Take a step under a rule that runs in Python."""
         state, rounds = self.state, int(self.count[compiled.ROUNDS])
         now = compiled.decoding(state, self.limits)
         asked = self._known(now)
@@ -233,7 +234,7 @@ class _Server:
             log, own = self.log, slice(rounds, int(self.count[compiled.ROUNDS]))
             turn = DraftRounds(
                 log.drafted[own],
-                log.checked[own],
+                log.verified[own],
                 log.accepted[own],
                 log.emitted[own],
                 state.behind[known.request],
@@ -259,7 +260,7 @@ class _Server:
         )
 
     def _with_prompts(self, running: Running, first: int) -> Running:
-        """What the rule may know once the step is filled: it reads the prompts that the log has from there on."""
+        """What the rule may know once the step is filled, including its prefills. first : their first row in the log"""
         log, state, own = self.log, self.state, slice(first, int(self.count[compiled.CHUNKS]))
         request = log.read_request[own]
         ends = state.read[request] == state.prompt[request] + state.emitted[request]
@@ -272,8 +273,8 @@ class _Server:
         log = self.log
         own = slice(*np.searchsorted(log.step[: self.count[compiled.ROUNDS]], [first, last]))
         read = slice(*np.searchsorted(log.read_step[: self.count[compiled.CHUNKS]], [first, last]))
-        names = ("step", "drafted", "checked", "behind", "cached")
-        step, drafted, checked, behind, cached = (getattr(log, name)[own].astype(np.int64) for name in names)
+        names = ("step", "drafted", "verified", "behind", "cached")
+        step, drafted, verified, behind, cached = (getattr(log, name)[own].astype(np.int64) for name in names)
         read_step, new, before = (getattr(log, name)[read].astype(np.int64) for name in ("read_step", "new", "before"))
         drafter = self.rule.max_draft_tokens > 0 and not self.drafts.masks
         return round_seconds(
@@ -284,13 +285,13 @@ class _Server:
             cached,
             log.speculates[step],
             self.drafts.tree,
-            checked,
+            verified,
             Prompts(read_step - first, new, before, drafter) if len(new) else None,
             self.drafts.masks,
         ).total_s
 
     def _result(self) -> ServingRun:
-        """Steps and times, in seconds."""
+        """Return the steps, and the times of requests in seconds."""
         state, log, count = self.state, self.log, int(self.count[compiled.STEP])
         if self.limits.closed:
             at_once = max(1, ROUNDS_AT_ONCE // self.limits.slots)
@@ -303,7 +304,7 @@ class _Server:
         else:
             begin_s, end_s = np.array(self.begin_s), np.array(self.end_s)
             seconds, submitted_s = np.array(self.took_s), self.requests.arrival_s
-        rounds = {name: getattr(log, kept)[: self.count[compiled.ROUNDS]] for name, kept in FIELDS.items()}
+        rounds = {name: getattr(log, name)[: self.count[compiled.ROUNDS]] for name in RequestRound._fields}
         read = slice(0, self.count[compiled.CHUNKS])
 
         def by_step(step: Ints, values: Any = None) -> Ints:
@@ -341,12 +342,8 @@ class _Server:
         )
 
 
-FIELDS = {"step": "step", "request": "request", "drafted": "drafted", "verified": "checked", "accepted": "accepted"}
-OF_STEP = {"speculates": np.bool_}  # a column of the log by step; others are by round or by part of a prompt
-
-
 def _initial_state(drafts: Drafts, requests: Requests, limits: Any, blocks: int) -> Any:
-    """Return a server's state before anything is asked."""
+    """Return a server's state before the first request is submitted."""
     offsets, sequence = drafts.trace.offsets.astype(np.int64), requests.sequence
     begin, end = offsets[sequence], offsets[sequence + 1]
     zeros = {name: np.zeros(len(requests), dtype=np.int64) for name in compiled.ServerState._fields}
@@ -369,11 +366,12 @@ def _initial_state(drafts: Drafts, requests: Requests, limits: Any, blocks: int)
 
 
 def _empty_log(requests: Requests, limits: Any) -> Any:
-    """Return a log with room for all rounds; memory that nothing is written to is not taken."""
+    """Return a log with room for all rounds; the operating system provides only the pages that are written."""
     rows = int(requests.output_tokens.sum()) + limits.slots + 1
-    return compiled.StepLog(*(np.empty(rows, dtype=OF_STEP.get(name, np.int32)) for name in compiled.StepLog._fields))
+    columns = {name: np.empty(rows, dtype=np.int32) for name in compiled.StepLog._fields}
+    return compiled.StepLog(**{**columns, "speculates": np.empty(rows, dtype=np.bool_)})
 
 
 def _longer(log: Any) -> Any:
-    """Return the log with twice the room."""
+    """Return a copy of the log with twice as many rows."""
     return compiled.StepLog(*(np.concatenate([column, np.empty_like(column)]) for column in log))

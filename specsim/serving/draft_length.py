@@ -39,8 +39,8 @@ class Running(NamedTuple):
     behind : tokens besides the pending token that the drafter's cache lacks: what was emitted while it did not draft
     sequences : requests in the step as the engine counts them, which may be those of the last step
     match : drafted tokens that would be accepted; only for a rule that `foresees`
-    prompts, prompt_tokens, prompts_ending : requests whose prompts the step reads, tokens that it reads of them, and
-        how many it reads to the end; only in `verify` of a rule that `trims_filled_steps`
+    prompts, prompt_tokens, prompts_ending : requests that the step prefills, their new tokens, and how many of these
+        prefills it completes; only in `verify` of a rule that `trims_filled_steps`
     """
 
     request: Ints
@@ -56,13 +56,13 @@ class Running(NamedTuple):
     prompts_ending: int = 0
 
     def select(self, requests: Bools) -> Running:
-        """Some of the requests [R]."""
+        """The same facts about these requests only. requests : mask [R]"""
         own = {name: getattr(self, name)[requests] for name in self._fields[:6]}
         return self._replace(**own, match=None if self.match is None else self.match[requests])
 
     @property
     def context_bucket(self) -> int:
-        """Cached tokens of a request on average, in few steps, and never more than costs of these contexts cover."""
+        """Mean cached tokens of a request, rounded down so that few costs are looked up, none beyond the cost table."""
         context = int(self.cached.sum()) // len(self.cached)
         return context if context < EXACT_CONTEXT else context // CONTEXT_BUCKET * CONTEXT_BUCKET
 
@@ -105,7 +105,7 @@ class DraftLengthRule:
     source: ClassVar[str]  # paper or engine
     learns: ClassVar[bool] = False  # whether `fit` learns from the trace, so that it needs sequences of its own
     features: ClassVar[tuple[str, ...]] = ()  # trace columns that `survival` reads; see `specsim.policy.base.reads_of`
-    trims_filled_steps: ClassVar[bool] = False  # whether `verify` is asked when all else of the step is settled
+    trims_filled_steps: ClassVar[bool] = False  # whether `verify` is called after the prefills are scheduled
     foresees: ClassVar[bool] = False  # whether it knows what will be accepted: a bound, not a rule of an engine
 
     def __post_init__(self) -> None:
@@ -256,7 +256,7 @@ class PricedRule(DraftLengthRule):
 
     def draft_s(self, running: Running, place: int | Ints, requests: int | Ints) -> Seconds:
         """Seconds of the draft pass at this place, from 0, over so many of the requests; of 0 requests none."""
-        room = 1 << (len(running.request) - 1).bit_length()  # so that a few tables serve batches of all sizes
+        room = 1 << (len(running.request) - 1).bit_length()  # a power of 2, so that few tables are computed
         return self.tables.draft(room, running.context_bucket)[place, requests]
 
     def round_s(self, sequences: int, running: Running) -> Seconds:
@@ -268,7 +268,7 @@ class PricedRule(DraftLengthRule):
         count, behind = len(running.request), int(running.behind.sum()) // len(running.behind)
         if behind <= 1:  # as after any draft that was accepted whole
             return 0.0
-        rounded = max(behind.bit_length() - 3, 0)  # bits, so that few numbers are looked up
+        rounded = max(behind.bit_length() - 3, 0)  # lowest bits are dropped, so that few costs are computed
         return self.tables.catch_up(count, running.context_bucket, behind >> rounded << rounded)
 
     def step_s(self, running: Running, rounds: DraftRounds) -> float:
@@ -292,7 +292,7 @@ class StepTables:
             return cost.batch_verify(BatchTokens.alike(sequences, each, context))
 
         def draft(sequences: int, context: int) -> Seconds:
-            """[longest, R + 1], by place and requests in the pass."""
+            """Seconds [longest, R + 1] of a draft pass, by its place in the draft and the requests in it."""
             place, count = np.arange(longest)[:, None], np.arange(1, sequences + 1)
             tokens = BatchTokens.alike(count, 1, context + place)
             passes = np.broadcast_to(cost.batch_draft(place, tokens), (longest, sequences))
@@ -308,7 +308,7 @@ class StepTables:
             return total
 
         def catch_up(sequences: int, context: int, behind: int) -> float:
-            """Of a draft pass that takes so many tokens of each sequence in beside the pending ones."""
+            """Extra seconds of a draft pass that reads `behind` tokens of each sequence besides the pending one."""
             late, up = (BatchTokens.alike(sequences, 1 + more, context) for more in (behind, 0))
             return float(cost.batch_draft(0, late) - cost.batch_draft(0, up))
 

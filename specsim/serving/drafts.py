@@ -79,8 +79,8 @@ class Drafts:
     ) -> Proposal:
         """Draft for a round of each of these sequences.
 
-        state, running : what the rule has seen, and what it may know of the requests
-        reshaped : whether the text ends elsewhere than as recorded, so that its drafts are cut to what remains
+        state, running : what the rule has learned, and what it may know about the requests
+        reshaped : whether an output is longer or shorter than recorded, so that its drafts are cut to what remains
         """
         rule = self.rule
         if rule.foresees:
@@ -117,8 +117,9 @@ class Drafts:
 class Proposal(NamedTuple):
     """Drafts of several requests, [R] per array.
 
-    k : tokens that the rule chose; drafted, verified : tokens
-    match : of the whole draft, tokens that would be accepted
+    k : draft length that the rule chose
+    drafted, verified : tokens
+    match : drafted tokens that would be accepted if the whole draft were verified
     survival : as in `DraftRounds`
     """
 
@@ -154,14 +155,14 @@ def drafts_of(trace: Trace, arm: Arm, *, seed: int = 0, served: bool = False) ->
 
     On a trace of rejection sampling, those of the first outcome under this seed.
 
-    served : by an engine whose pass over the prompt puts out the first token, so that rounds begin behind it
+    served : by an engine whose prefill emits the first token, so that rounds begin after it
     """
     if arm is not None and refeeds(trace):
         raise InputError(
             "the target of this trace has recurrent layers, and batches do not price the second pass that follows a "
             "rejection; take a single sequence at a time (`specsim tune`, `specsim replay`)"
         )
-    if served and isinstance(arm, FixedK) and trace.meta.get("drafter_kind") != SPACE:
+    if served and isinstance(arm, FixedK) and trace.meta.get("drafter_kind") != SPACE:  # so that the engine can cut it
         return replace(_of_rule(trace, fixed_length(arm.k)), label=str(arm))
     if isinstance(arm, Policy):
         return _of_policy(trace, arm, seed, served)
@@ -212,7 +213,7 @@ def _of_policy(trace: Trace, policy: Policy, seed: int, served: bool) -> Drafts:
 
 
 def _behind_first_tokens(trace: Trace) -> tuple[Trace, Ints]:
-    """The trace without the first token of every text, and the rows of it that are kept."""
+    """The trace without the first token of every output, and the rows of the trace that are kept."""
     part = trace.select(np.flatnonzero(trace.output_tokens > 1))
     rows = part.position > 0
     names = ("token", "match_len", *STEP_LISTS, *OPTIONAL_LISTS)

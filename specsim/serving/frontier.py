@@ -49,15 +49,15 @@ class FrontierPoint:
 
     users : each of whom sends the next request as soon as the last is answered
     k : of a fixed draft length; None of other rules
-    knows : what no engine knows: "requests", of a budget whose confidence is calibrated on the requests that it serves,
-        "acceptance", of the greedy clairvoyant rule; "" of all others
+    knows : information that no engine has: "requests" for the rule `budget` with confidence calibrated on the requests
+        that it serves, "acceptance" for the greedy clairvoyant rule, "" for all others
     summary : rates and latencies
-    slower_than_bound : by which the most tokens per second of any point at this load exceed these, relative. The greedy
-        clairvoyant rule and no speculation are among the points
-    slower_than_informed : the same without the clairvoyant rule: what a better rule could gain that sees confidences
-        alone; below 0 only of the clairvoyant rule. The rest of `slower_than_bound` is clairvoyance
-    on_frontier : whether no point that an engine can run has more tokens per second and a lower 90th percentile of the
-        time per output token
+    slower_than_bound : relative excess of the highest tokens per second at this load over these. All points count,
+        also the greedy clairvoyant rule and no speculation
+    slower_than_informed : the same without the clairvoyant rule: what a better rule that sees only confidences could
+        gain; negative only for the clairvoyant rule
+    on_frontier : whether an engine can run it, and no other such point has both more tokens per second and a lower 90th
+        percentile of the time per output token
     """
 
     users: int
@@ -84,7 +84,7 @@ class ServingFrontier(Served):
     users, server, pad : as asked
     tpot_bounds_s : limits on seconds per output token: one of the 90th percentile over requests, or several, which
         requests have in turn
-    points : by load: fixed draft lengths, rules, and what no engine can run
+    points : by load: fixed draft lengths, rules, and rules that no engine can run
     """
 
     users: tuple[int, ...]
@@ -98,10 +98,10 @@ class ServingFrontier(Served):
         return f"best by load: {best}"
 
     def best(self, users: int, *, fixed: bool = False) -> FrontierPoint:
-        """The point of this load with the most tokens per second that keeps the limit, if any does.
+        """Of the points that an engine can run at this load, the one with the most tokens per second within the limit.
 
-        With a limit of each request, the point with the most requests per second that keep their own.
-        It is a point that an engine can run. fixed : among fixed draft lengths alone
+        Where none keeps the limit, that of the most tokens per second. With a limit of each request, the point with the
+        most requests per second that keep their own. fixed : among fixed draft lengths alone
         """
         here = [p for p in self.points if p.users == users and not p.knows and (p.k is not None or not fixed)]
         if len(self.tpot_bounds_s) > 1:
@@ -290,7 +290,7 @@ class _Source(NamedTuple):
 
 
 class _Arm(NamedTuple):
-    """A policy or rule, what it knows that no engine does, and its label if it is not its own."""
+    """A policy or rule; `knows` as in `FrontierPoint`; a label that replaces the rule's own."""
 
     rule: Policy | DraftLengthRule
     knows: Literal["", "requests", "acceptance"] = ""
@@ -338,7 +338,7 @@ def _here(call: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> Iterato
 
 
 def _points(users: int, arms: Sequence[_Arm], found: Sequence[ServingSummary], longest: int) -> Iterator[FrontierPoint]:
-    """Points of a load. found : by arm"""
+    """Points of a load, not yet marked as on the frontier. found : summaries by arm"""
     most = max(each.tokens_per_s for each in found)
     informed = max(each.tokens_per_s for arm, each in zip(arms, found, strict=True) if arm.knows != "acceptance")
     for at, (arm, each) in enumerate(zip(arms, found, strict=True)):
@@ -354,7 +354,7 @@ def _points(users: int, arms: Sequence[_Arm], found: Sequence[ServingSummary], l
 
 
 def _on_frontier(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
-    """The points, those on the frontier marked."""
+    """Return the points, with `on_frontier` set."""
     rivals = [(p.summary.tokens_per_s, p.p90_s) for p in points if not p.knows]
 
     def leads(own: FrontierPoint) -> bool:

@@ -1,4 +1,4 @@
-"""What a serving engine does within a step, in which engines differ: who goes first, and what a token budget binds."""
+"""Scheduler rules of vLLM, SGLang and llama.cpp: which requests a step serves first, what its token budget limits."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class ServerRules:
     """How an engine fills its steps.
 
     name : of the engine
-    mixes : whether prompts are read in steps in which other requests decode; otherwise a step reads prompts alone
-        whenever a request waits that can be admitted
-    cuts : whether the token budget of a step binds requests that decode, too: drafts are verified as far as it goes,
-        and requests behind it wait. Otherwise it binds prompts alone
-    drafts_ahead : whether a round's draft is made at the end of the step before, so that a schedule of K by batch goes
-        by the requests of that step, prompts included
-    step_tokens : the budget by default
-    keeps : tokens of the budget that it keeps free for each request, by kind of drafter
-    pad : what a pass is padded to by default
-    source : of these rules
+    mixes : whether a step can prefill some requests and decode others; otherwise a step only prefills as long as a
+        waiting request can be admitted
+    cuts : whether the token budget of a step also limits decoding: a draft is verified only as far as the budget
+        allows, and later requests wait. Otherwise it limits prefills alone
+    drafts_ahead : whether a round's draft is made at the end of the previous step, so that a schedule of K by batch
+        looks the requests of that step up, including those that it prefilled
+    step_tokens : default token budget of a step
+    keeps : tokens of the budget that the engine reserves for each request, by kind of drafter
+    pad : default padding of a pass
+    source : file and function of the engine that these rules follow
 
     Examples
     --------

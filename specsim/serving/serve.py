@@ -208,7 +208,8 @@ def serve(
     slots : int
         Largest batch of the server, in sequences.
     server : {"vllm", "sglang", "llamacpp"}
-        Engine whose rules fill a step: who decodes, who reads a prompt, what the budget of tokens binds.
+        Engine whose scheduler is simulated: which requests a step decodes and prefills, and what its token budget
+        limits.
     kv_tokens : int, optional
         Tokens that the server's KV cache holds; default: unlimited.
     block_tokens : int, optional
@@ -216,8 +217,8 @@ def serve(
         admitted last gives its blocks back and is computed again, as in vLLM. Default: a request reserves its whole
         length, and none is preempted.
     step_tokens : int, optional
-        Budget of tokens of a step, such as vLLM's max_num_batched_tokens: prompts are read in chunks, and vLLM cuts
-        drafts and lets requests wait that do not fit in. Default: the engine's on an 80 GB GPU.
+        Token budget of a step, such as vLLM's max_num_batched_tokens: prompts are read in chunks; vLLM also shortens
+        drafts, and lets requests wait that exceed the budget. Default: the engine's on an 80 GB GPU.
     pad : {"none", "longest", "graphs", "sequences"}, optional
         How the engine pads ragged batches: every draft to the longest, or a pass to the next CUDA graph by its tokens
         or its sequences. Default: as the engine does.

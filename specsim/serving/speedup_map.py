@@ -56,7 +56,7 @@ class Cell:
 
 
 def _last(batch: float) -> int:
-    """The last batch at which speculation gains, of the point where it stops."""
+    """The largest whole batch at which speculation still gains. batch : the interpolated break-even"""
     return math.floor(batch + SLACK)
 
 

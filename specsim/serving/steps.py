@@ -1,7 +1,7 @@
-"""A step of a server, compiled: who decodes, who reads a prompt, who waits, and what comes of it.
+"""The compiled step of a server: it selects the requests that decode, are prefilled or wait, and updates their state.
 
-All of a server's state lies in the arrays of `ServerState`, by request; `Limits` holds what does not change. Times are
-numbers of steps, from 1: what happens at the end of the n-th step has the time n, what is there from the beginning 0.
+`ServerState` holds all of a server's state, mostly an array entry per request; `Limits` holds constants. Times count
+steps: an event at the end of the n-th step has time n, and an event before the first step has time 0.
 """
 
 from __future__ import annotations
@@ -17,33 +17,38 @@ from specsim.io.arrays import Bools, Ints
 ACTIVE, HEAD, WAITING, FREE, LEFT, SEEN, NEXT, STEP, PREEMPTED, ROUNDS, CHUNKS = range(11)  # places in `count`
 NEVER = -1
 
-# By request: tokens of its prompt and of its output; the row of the trace behind its text, and the one at which the
-# text begins anew if the output is longer; tokens emitted and read; the row of its next round; tokens that the drafter
-# has yet to take in; verified and accepted drafts; blocks held; whether its prompt is being read; whether its text ends
-# elsewhere than recorded; and times. `active`: admitted requests in the order of admission; `waiting`: a ring of those
-# that are not; `count`: single numbers, see above.
+# One entry per request, but for the last three fields:
+# prompt, output: tokens; emitted, read: tokens so far, read of the prompt (after a preemption, of the output as well)
+# end: row of the trace after its text; again: row at which the text starts over if the output is longer
+# row: row of the trace of its next round; behind: emitted tokens that the drafter's cache lacks
+# verified, accepted: draft tokens so far; held: blocks of the KV cache; reading: whether its prefill is incomplete
+# reshaped: whether its output is shorter or longer than recorded
+# submitted, started, first, finished: times of submission, admission, first token and end
+# active: admitted requests in the order of admission; waiting: ring buffer of waiting requests; count: see above
 ServerState = namedtuple(
     "ServerState",
     "prompt output end again emitted read row behind verified accepted held reading reshaped submitted started "
     "first finished active waiting count",
 )
 
-# What was decoded and read, a row a round and a row a part of a prompt, in order; and by step whether it speculates.
+# `step` to `cached` have a row per round, `read_step` to `put_out` one per prompt chunk, `speculates` one per step.
+# cached, before: tokens in the KV cache; new: tokens of the chunk; put_out: 1 if the chunk completes its prompt, else 0
 StepLog = namedtuple(
     "StepLog",
-    "step request drafted checked accepted emitted behind cached read_step read_request new before put_out speculates",
+    "step request drafted verified accepted emitted behind cached read_step read_request new before put_out speculates",
 )
 
-# slots; step_tokens and block_tokens, 0 for none; mixes, cuts, ahead: see `ServerRules`; longest: draft in tokens;
-# kept: tokens of the budget that each request leaves free; width: tokens of a pass for each pending or verified token;
-# whole: whether drafts cannot be cut; closed: whether a request is asked as soon as another is answered; level_end: of
-# a tree, else empty
+# slots: most requests of a batch; step_tokens: token budget of a step; block_tokens: 0 reserves whole requests
+# mixes, cuts, ahead (drafts_ahead): see `ServerRules`; longest: tokens of the longest draft
+# kept: tokens of the budget that are reserved per request; width: tokens of a pass for each pending or verified token
+# whole: whether drafts cannot be shortened; closed: whether each answered request is followed by the next one (users)
+# level_end: of a static tree, see `Links`; empty for chains
 Limits = namedtuple(
     "Limits", "slots step_tokens block_tokens mixes cuts ahead longest kept width whole closed level_end"
 )
 
 compiled: Any = nb.njit(cache=True, nogil=True, error_model="numpy")
-# What is called for every round: a call hands over all of the arrays, which takes longer than what it does.
+# For functions that run once a round: passing all of the arrays to a call takes longer than their work.
 inlined: Any = nb.njit(cache=True, nogil=True, error_model="numpy", inline="always")
 
 
@@ -55,7 +60,7 @@ def _levels_of(level_end: Ints, drafted: int) -> int:
 
 @compiled
 def submit(state: Any, request: int) -> None:
-    """Let a request wait behind all others."""
+    """Append a request to the end of the queue."""
     count = state.count
     state.waiting[(count[HEAD] + count[WAITING]) % len(state.waiting)] = request
     count[WAITING] += 1
@@ -64,13 +69,13 @@ def submit(state: Any, request: int) -> None:
 
 @compiled
 def _lacks(state: Any, limits: Any, request: int, tokens: int) -> int:
-    """Blocks of the cache that a request lacks for so many tokens; blocks of one token if it reserves all at once."""
+    """Blocks of the KV cache that a request has yet to take for so many tokens; a block is a token without blocks."""
     return -(-tokens // max(limits.block_tokens, 1)) - state.held[request]
 
 
 @compiled
 def _hold(state: Any, limits: Any, request: int, tokens: int) -> bool:
-    """Let a request hold so many tokens of the cache, if they are free."""
+    """Allocate KV blocks to a request until it holds so many tokens; False, and no change, if too few are free."""
     more = _lacks(state, limits, request, tokens)
     if more > state.count[FREE]:
         return False
@@ -82,7 +87,7 @@ def _hold(state: Any, limits: Any, request: int, tokens: int) -> bool:
 
 @compiled
 def _needed(state: Any, limits: Any, request: int) -> int:
-    """Tokens of the cache that a request asks for: those of its next round, or all it may ever need."""
+    """Tokens of KV memory that a request has to hold: up to the end of its next round, or of its whole output."""
     if limits.block_tokens:
         return state.prompt[request] + state.emitted[request] + limits.longest
     return state.prompt[request] + state.output[request]
@@ -90,7 +95,7 @@ def _needed(state: Any, limits: Any, request: int) -> int:
 
 @compiled
 def _fits(state: Any, limits: Any) -> bool:
-    """Whether the first waiting request could be admitted. A smaller one behind one that does not fit waits too."""
+    """Whether the first request of the queue can be admitted. No later request is admitted before it."""
     if not state.count[WAITING] or state.count[ACTIVE] >= limits.slots:
         return False
     request = state.waiting[state.count[HEAD]]
@@ -99,7 +104,7 @@ def _fits(state: Any, limits: Any) -> bool:
 
 @compiled
 def _preempt(state: Any) -> None:
-    """Take the memory of the request that was admitted last; it waits before all others."""
+    """Preempt the request that was admitted last: it releases its memory and becomes the first of the queue."""
     count = state.count
     count[ACTIVE] -= 1
     last = state.active[count[ACTIVE]]
@@ -113,7 +118,7 @@ def _preempt(state: Any) -> None:
 
 @compiled
 def decoding(state: Any, limits: Any) -> Ints:
-    """The requests that may decode a round in the next step, in the order of admission."""
+    """Requests that can decode a round in the next step, in the order of admission."""
     found = np.empty(state.count[ACTIVE], dtype=np.int64)
     size = 0
     for i in range(len(found)):
@@ -127,8 +132,8 @@ def decoding(state: Any, limits: Any) -> Ints:
 
 @compiled
 def _read(state: Any, log: Any, request: int, room: int, kept: int) -> int:
-    """Let the step read more of a request's prompt, and return the room that is left."""
-    whole = state.prompt[request] + state.emitted[request]  # after a preemption, what it has put out as well
+    """Prefill a chunk of a request's prompt in this step; return the tokens of the budget that are left."""
+    whole = state.prompt[request] + state.emitted[request]  # after a preemption, its output as well
     new = min(whole - state.read[request], room - kept)
     at = state.count[CHUNKS]
     log.read_step[at], log.read_request[at] = state.count[STEP], request
@@ -140,13 +145,14 @@ def _read(state: Any, log: Any, request: int, room: int, kept: int) -> int:
 
 @compiled
 def fill(state: Any, limits: Any, log: Any, now: Ints, verified: Ints, part: Bools) -> None:
-    """Fill a step: who of `now` takes part, whose prompts are read, who is admitted.
+    """Fill a step: select which of `now` decode, prefill chunks of prompts, and admit requests.
 
-    now : [R], as `decoding` gave them; verified : [R], drafted tokens to verify, which are cut where the budget binds
-    part : [R], becomes whether each of `now` takes part; the parts of prompts that are read are logged
+    now : [R], as `decoding` returned them
+    verified : [R], drafted tokens to verify, which this function lowers where the budget binds
+    part : [R], output: whether each of `now` decodes in this step
     """
     count = state.count
-    room = limits.step_tokens if limits.step_tokens else np.int64(1 << 60)
+    room = limits.step_tokens
     preempted = count[PREEMPTED]
     part[:] = False
     chunks = count[CHUNKS]
@@ -154,7 +160,7 @@ def fill(state: Any, limits: Any, log: Any, now: Ints, verified: Ints, part: Boo
     if not limits.cuts:
         for i in range(len(now)):
             fits = not limits.block_tokens or (state.held[now[i]] and _make_room(state, limits, now[i]))
-            if not fits:  # preempted, as all behind it are
+            if not fits:  # it was preempted, and so were all that were admitted after it
                 break
             part[i] = True
             room -= (1 + verified[i]) * limits.width * limits.mixes
@@ -190,7 +196,7 @@ def fill(state: Any, limits: Any, log: Any, now: Ints, verified: Ints, part: Boo
 
 @compiled
 def _make_room(state: Any, limits: Any, request: int) -> bool:
-    """Let a request that decodes hold what its round may need; whether it may decode."""
+    """Allocate the memory of a request's round, preempting others if need be; False if it was preempted itself."""
     while not _hold(state, limits, request, _needed(state, limits, request)):
         last = state.active[state.count[ACTIVE] - 1]
         _preempt(state)
@@ -212,10 +218,11 @@ def finish(
     match: Ints,
     leaf: Bools,
 ) -> None:
-    """Decode the rounds of a step that was filled, and log them.
+    """Decode and log the rounds of a step that `fill` has filled, and let requests that are complete leave.
 
-    now, part, drafted, verified : [R], as before; k : [R], tokens that the rule chose
-    match : [R], tokens of the whole draft that would be accepted; leaf : [R], whether a tree's path ends at a leaf
+    now, part, verified : [R], as in `fill`; drafted : [R], tokens; k : [R], draft length that the rule chose
+    match : [R], tokens of the whole draft that would be accepted
+    leaf : [R], whether the accepted path of a tree ends at a leaf
     """
     count = state.count
     step = count[STEP]
@@ -227,7 +234,7 @@ def finish(
         accepted = min(match[i], _levels_of(limits.level_end, verified[i]))
         emitted = min(accepted + 1, state.output[request] - state.emitted[request])
         log.step[at], log.request[at] = step, request
-        log.drafted[at], log.checked[at], log.accepted[at] = drafted[i], verified[i], accepted
+        log.drafted[at], log.verified[at], log.accepted[at] = drafted[i], verified[i], accepted
         log.emitted[at], log.behind[at] = emitted, state.behind[request]
         log.cached[at] = state.prompt[request] + state.emitted[request] - 1
         count[ROUNDS] += 1
@@ -275,7 +282,7 @@ def finish(
 
 @inlined
 def _emit(state: Any, request: int, tokens: int) -> None:
-    """Put tokens of a request out; a text that is longer than recorded begins anew."""
+    """Emit tokens of a request; beyond the recorded text, its rounds start over at row `again` of the trace."""
     state.emitted[request] += tokens
     state.row[request] += tokens
     if state.row[request] >= state.end[request]:
@@ -284,7 +291,7 @@ def _emit(state: Any, request: int, tokens: int) -> None:
 
 @inlined
 def _within(limits: Any, drafted: int, tokens: int) -> int:
-    """Drafted tokens if only so many output tokens are left to draft; of a tree whole levels."""
+    """Limit a draft to so many tokens of output; a tree is limited to whole levels."""
     if not len(limits.level_end):
         return min(drafted, tokens)
     return min(drafted, limits.level_end[min(tokens, len(limits.level_end) - 1)] - 1)
@@ -294,14 +301,14 @@ def _within(limits: Any, drafted: int, tokens: int) -> int:
 def run_steps(
     state: Any, limits: Any, log: Any, lengths: Ints, draft_limit: Any, match_len: Any, leaf: Bools, until: int
 ) -> None:
-    """Serve under a schedule of K by batch, up to so many steps, or until the log is full or nothing is left to do.
+    """Serve under a schedule of K by batch, until step `until`, the last request, or a full log.
 
-    lengths : K of a batch of 0, 1, 2, ... sequences; the last is that of larger ones
-    draft_limit, match_len : by row of the trace, tokens drafted at most, and accepted
-    leaf : by row, whether a tree's path ends at a leaf; empty for chains
+    lengths : K by batch, from a batch of 0 sequences; the last entry holds for all larger batches
+    draft_limit, match_len : by row of the trace, most tokens of a draft, and drafted tokens that would be accepted
+    leaf : by row, whether the accepted path of a tree ends at a leaf; empty for chains
     """
     count = state.count
-    columns = np.empty((5, limits.slots), dtype=np.int64)  # of all steps, as an array a step takes longer than a round
+    columns = np.empty((5, limits.slots), dtype=np.int64)  # allocated once: an allocation takes longer than a round
     flags = np.empty((2, limits.slots), dtype=np.bool_)
     while count[LEFT] and count[STEP] < until and _has_room(state, limits, log):
         running = decoding(state, limits)
@@ -327,7 +334,7 @@ def run_steps(
 
 
 def has_room(state: Any, limits: Any, log: Any) -> bool:
-    """Whether the log has room for another step."""
+    """Whether the log has enough empty rows for another step."""
     count, slots = state.count, limits.slots
     fits = count[ROUNDS] + slots <= len(log.step) and count[CHUNKS] + slots <= len(log.read_step)
     return bool(fits and count[STEP] < len(log.speculates))

@@ -1,4 +1,4 @@
-"""The report on systems and ablations: the papers' signs and sizes beside those of this target."""
+"""Report on the papers' systems and ablations: their effects in the papers and on a small target."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 
 
 def cell(place: str) -> float:
-    """Return what a paper prints at TABLE | KEYS | COLUMN; of a share r_d of drafted tokens, tau."""
+    """Return what a paper prints at TABLE | KEYS | COLUMN; for EESD's r_d, the tau that follows from it."""
     table, *keys, column = place.split(" | ")
     value = read_table(table).row(*keys).number(column)
     return 1 / (1 - value) if column == "r_d" else value
@@ -37,15 +37,15 @@ def find(runs: Runs, row: str) -> tuple[Document, Row] | None:
 
 
 def ratio(runs: Runs, changed: str, base: str, of: str) -> dict[str, float] | None:
-    """Return the changed row's speedup or tau over that of the base, with its interval; None if one was not run.
+    """Return the ratio of the changed row's speedup or tau to that of the base; None if one of them was not run.
 
-    Prompts are resampled together. Speedups of two runs are each over the baseline of their own run.
+    The interval resamples prompts, the same for both rows. Each speedup is over the baseline of its own run.
     """
     rows = find(runs, changed), find(runs, base)
     if rows[0] is None or rows[1] is None:
         return None
     (run_a, a), (run_b, b) = rows
-    if "acceleration_rate" in a:  # of typical acceptance, whose arms write different texts
+    if "acceleration_rate" in a:  # typical acceptance: outputs differ, so intervals count as independent
         (one, *ends), (other, *other_ends) = ([arm["acceleration_rate"][k] for k in KEYS] for arm in (a, b))
         value = one / other
         pairs = zip(ends, reversed(other_ends), strict=True)
@@ -67,7 +67,7 @@ def percent(ratio: Mapping[str, float]) -> dict[str, float]:
 
 
 def verdict(papers: float, ours: Mapping[str, float] | None) -> str:
-    """Return whether our change has the paper's sign, as far as its interval decides."""
+    """Return whether the sign of our change, if it is significant, is that of the paper's. None : not run"""
     if ours is None:
         return NOT_RUN
     if ours["low"] <= 0 <= ours["high"]:
@@ -76,7 +76,7 @@ def verdict(papers: float, ours: Mapping[str, float] | None) -> str:
 
 
 def ablation(runs: Runs, line: Sequence[Any]) -> dict[str, Any]:
-    """Return what the paper and this target say of a line of config.toml."""
+    """Return the change that an ablation of config.toml makes in its paper and on this target."""
     paper, name, changed, base, of, says = line
     printed = None if isinstance(says, int) else 100 * (cell(says[0]) / cell(says[1]) - 1)
     found = ratio(runs, changed, base, of)
@@ -133,13 +133,13 @@ def counted(paper: str, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def between(values: Iterable[float]) -> str:
-    """Return the lowest and the highest of these."""
+    """Return the range of these values as text."""
     ends = sorted(values)
     return " to ".join(dict.fromkeys(f"{end:.3g}" for end in (ends[0], ends[-1])))
 
 
 def report(config: Config, runs: Runs, trainings: Mapping[str, Document]) -> Report:
-    """Return the report. runs : of config.toml that were done; trainings : by drafter"""
+    """Return the report. runs : results of the runs that were done, by name; trainings : by drafter"""
     rows = [ablation(runs, line) for line in config["ablations"]["rows"]]
     systems = [system(runs, name, line) for name, line in config["systems"].items()]
     papers = list(dict.fromkeys(row["paper"].partition(",")[0] for row in rows))
@@ -210,6 +210,6 @@ def report(config: Config, runs: Runs, trainings: Mapping[str, Document]) -> Rep
 
 
 def paper_point(row: Row) -> dict[str, float]:
-    """Return a paper's change for the figure."""
+    """Return a paper's change, in percent, for the figure; 1 percent where the paper states only its sign."""
     size = row["paper_percent"]
     return point((1.0 if row["paper_sign"] == "+" else -1.0) if size is None else size)

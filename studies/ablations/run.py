@@ -1,7 +1,7 @@
 """The papers' systems and ablations on one small target: `python -m studies ablations`.
 
-Every run of config.toml trains its drafter, records, forecasts, and then decodes held-out prompts for real. A second
-start goes on with what is there; runs in `later` are left out.
+Every run of config.toml trains its drafter, records, forecasts, and then really decodes held-out prompts. Results are
+cached, so an interrupted study continues. Runs listed in `later` are skipped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from studies.ablations.sure_tree import SureTree
 from studies.ablations.training import DONE, train_drafter, train_predictor
 from studies.common import Config, Document, cached, claim, named, prompts_of, record_settings
 
-LINES = ("drafters", "runs", "later", "systems", "ablations")  # which may be added
+LINES = ("drafters", "runs", "later", "systems", "ablations")  # tables that may change between two starts
 RECORDED = ("config.json", "runs/*.json", f"drafters/*/{DONE}", f"predictors/*/{DONE}")
 KINDS = {**POLICIES, SureTree.name: SureTree}
 KEPT = ("predicted", "forecast", "measured", "error_percent", "rounds_identical_percent", "truncated_share", "params")
@@ -40,7 +40,7 @@ OF_RUN = ("environment", "dtype", "sequences", "load", "noise_floor_percent", "s
 
 
 def variant_of(kind: type[Policy], text: str) -> Variant:
-    """Return the policy's variant of this label, or one of these settings: "k = 10"."""
+    """Return the policy's variant with this label, or a variant with these settings, such as "k = 10"."""
     for variant in kind.variants:
         if variant.label == text:
             return variant
@@ -50,7 +50,7 @@ def variant_of(kind: type[Policy], text: str) -> Variant:
 
 
 def policies(names: Sequence[str]) -> list[type[Policy]]:
-    """Return the policies of these rows, "NAME, VARIANT", each with the variants that are asked for."""
+    """Return each policy once, with the variants that these rows name: "POLICY, VARIANT"."""
     chosen: dict[str, list[Variant]] = {}
     for name in names:
         policy, _, text = name.partition(", ")
@@ -62,7 +62,7 @@ def policies(names: Sequence[str]) -> list[type[Policy]]:
 
 
 def load(out: Path, run: Config, config: Config) -> tuple[Pair, list[Prompt]]:
-    """Train what the run needs, and return its pair and prompts."""
+    """Train the run's drafter and predictor unless they are there, and return its pair and prompts."""
     predictor = str(train_predictor(out, run["drafter"], config)) if run.get("predictor") else "auto"
     folder = str(train_drafter(out, run["drafter"], config))
     drafter = {"draft_model": folder} if run.get("independent") else {"drafter": folder}
@@ -103,7 +103,7 @@ def decoded(out: Path, name: str, run: Config, config: Config, progress: Progres
 
 
 def typical(out: Path, run: Config, config: Config, progress: Progress) -> Document:
-    """Decode by typical acceptance, greedily and by sampling, with the tree that another run learned."""
+    """Decode by typical acceptance, greedily and by sampling, with the tree that was tuned in another run."""
     pair, prompts = load(out, run, config)
     (kind,) = policies([run["policy"]])
     tuned = json.loads((out / "validations" / run["tree_of"] / "tuned.json").read_text())
@@ -116,7 +116,7 @@ def typical(out: Path, run: Config, config: Config, progress: Progress) -> Docum
 
 
 def main(out: Path, config: Config) -> None:
-    """Run what is not there yet and write the report."""
+    """Do the runs whose results are not there yet, and write the report."""
     claim(out, {key: value for key, value in config.items() if key not in LINES})
     runs = {}
     with progress_bar() as progress, use_clock(config["clock"]):

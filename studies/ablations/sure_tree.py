@@ -15,7 +15,7 @@ from specsim.policy.tree.pct import select as select_likely
 def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
     width, expanded = int(params.width), 0
     for i in range(first, end):
-        # A child of a node that is dropped as a leaf would be dropped with it.
+        # A node below the leaf threshold would be pruned together with its children.
         sure = (tree.prob[i] >= params.cost_ratio) & (tree.path[i] >= params.leaf_threshold)
         likely = ((i == 0) | sure) & (expanded < int(params.max_nodes))
         widths[i] = width * likely
@@ -31,7 +31,7 @@ def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class SureTree(PCT):
-    """Expand a node by its own confidence, whatever the chance that its parents are accepted."""
+    """Expand every node that is confident enough itself, regardless of the probability of its path."""
 
     name = "sure_tree"
     source = "EDD + PCT, table 3, without expected time gain"

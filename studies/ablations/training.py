@@ -1,4 +1,4 @@
-"""Train what the rows of the study need: drafters, and Cali-TS's predictor."""
+"""Train the drafters of the study, and Cali-TS's predictor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run_training(options: str, folder: Path) -> Document:
 
 
 def train_drafter(out: Path, name: str, config: Config) -> Path:
-    """Return the folder of a drafter's weights, trained unless it is there; a name that is none of ours as it is."""
+    """Return the folder of a drafter's weights, trained unless it is there; "model" and other names as they are."""
     if name not in config["drafters"]:
         return Path(name)
     drafters = out / "drafters"

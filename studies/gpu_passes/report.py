@@ -14,12 +14,10 @@ from specsim.cost.roofline.calibration import fit_passes
 from specsim.cost.roofline.hardware import Derating, find_hardware
 from specsim.cost.roofline.passes import Roofline
 from specsim.io.arrays import Bools, Floats
-from specsim.report.table import Column, plain
+from specsim.report.table import Column
 from studies.common import Config, Document
 from studies.figures import line_panels
-from studies.report import TENTH, Report
-
-SIGNED = plain(lambda value: f"{value:+.1f}")
+from studies.report import SIGNED, TENTH, Report
 
 Row = dict[str, Any]
 Grids = Mapping[str, GridCost]

@@ -1,8 +1,8 @@
-"""What engines that size drafts themselves leave: `python -m studies self_tuning`.
+"""Engines that choose draft lengths themselves, against schedules and bounds: `python -m studies self_tuning`.
 
-Takes the acceptance of shipped traces to an H100, whose costs are those of its data sheet and of an engine's overheads,
-and to a CPU, whose costs were measured, and keeps batches of each size full. What learns offline does so on half of the
-sequences; the other half is served.
+Simulates full batches of each size on an H100, with costs of its data sheet and of an engine's overheads, and on a CPU,
+with measured costs. Acceptance is that of shipped traces. Rules that learn offline do so on half of the sequences; the
+other half is served.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 
 from specsim.cli.console import progress_bar
 from specsim.cost.batches import BatchCost, DoesNotFit
-from specsim.cost.calibrate import data_sheet_document
 from specsim.cost.files import as_cost
 from specsim.io.arrays import Ints, Seconds
 from specsim.io.json import read_json
@@ -33,7 +32,7 @@ from specsim.serving.rules.registry import RULES, make_rule
 from specsim.trace.files import read_plain_trace
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
-from studies.common import Config, Document, cached, claim
+from studies.common import Config, Document, cached, claim, gpu_costs
 from studies.self_tuning.report import ADAPTIVE, BOTH, BOUND, BOUNDED, FIXED, INFORMED, OFF, OWN, SCHEDULE, STEP, report
 
 FOUND, PROFILE = "found.json", "batches.json"
@@ -44,7 +43,7 @@ MOST, FAR = 1.0, 4.0  # change of a coefficient in a fit, and distance from 0
 
 @dataclass(frozen=True)
 class WholeSteps(AdaptiveVerification):
-    """A proposal: the budget by what whole steps take at the contexts that are served, not by a profile of passes."""
+    """A proposal: the budget follows from the seconds of whole steps at the served contexts, not of profiled passes."""
 
     def profiled_s(self, running: Running, count: Ints) -> Seconds:
         drafted_s = self.round_s(len(running.request), running)[-1] - self.verify_s(
@@ -55,7 +54,7 @@ class WholeSteps(AdaptiveVerification):
 
 @dataclass(frozen=True)
 class Bounded(AdaptiveVerification):
-    """A proposal: in a fit no coefficient moves by more than `MOST`, lest a Newton step overshoots, or beyond `FAR`."""
+    """A proposal: a fit changes no coefficient by more than `MOST`, or beyond `FAR`, so that it cannot overshoot."""
 
     def refit(self, state: Learned) -> Learned:
         after = super().refit(state)
@@ -70,17 +69,16 @@ class Both(WholeSteps, Bounded):
 
 
 def costs_of(server: Config, out: Path) -> BatchCost:
-    """Return the costs of a server: of a data sheet, or a batch profile in the folder of results."""
+    """Return the costs of a server, from a data sheet or from a batch profile in the folder of results."""
     if "profile" in server:
         return batch_cost(as_cost(out / server["profile"]))
-    asked = (server["hardware"], server["target"], server["drafter"], None, 1, server.get("engine"))
-    return batch_cost(as_cost(data_sheet_document(*asked)), "graphs")
+    return batch_cost(gpu_costs({"gpu": server["hardware"], "engine": None, **server}), "graphs")
 
 
 def served(
     trace: Trace, rule: DraftLengthRule, cost: BatchCost, server: Config, batch: int, config: Config
 ) -> Lockstep:
-    """Keep a batch full by a rule."""
+    """Decode sequences under a rule in a batch that stays full until the last ones."""
     count = trace.sequences * -(-max(trace.sequences, config["turns"] * batch) // trace.sequences)
     order = shuffled(trace.sequences, count, np.random.default_rng(config["seed"]))
     return lockstep(drafts_of(trace, rule), cost, batch, order=order, refill=True, context=server["context"])
@@ -109,15 +107,15 @@ def rows_of(trace: Trace, name: str, cost: BatchCost, server: Config, config: Co
     for number, batch in enumerate(server["batches"]):
         progress(f"{server['name']}: {name}", number, len(server["batches"]))
         best = (0, *lengths)[int(tuned[number].argmax())]
-        seats = {"max_num_seqs": max(server["batches"])}
-        if "profile" in server:
-            seats["profile_context"] = server["context"]
+        options = {"max_num_seqs": max(server["batches"])}
+        if "profile" in server:  # whose measured contexts do not reach vLLM's default
+            options["profile_context"] = server["context"]
         arms: list[tuple[str, int | None, DraftLengthRule]] = [
             (label, k, ScheduledK({1: k})) for label, k in ((OFF, 0), (FIXED, one_k), (SCHEDULE, best))
         ]
         for k in lengths:
             arms += [
-                (label, k, AdaptiveVerification(cost, max_draft_tokens=k, **{**seats, **settings}))
+                (label, k, AdaptiveVerification(cost, max_draft_tokens=k, **{**options, **settings}))
                 for label, settings in adaptive.items()
             ]
             arms += [(STEP, k, WholeSteps(cost, max_draft_tokens=k))]
@@ -134,7 +132,7 @@ def rows_of(trace: Trace, name: str, cost: BatchCost, server: Config, config: Co
 
 
 def contexts_of(trace: Trace, cost: BatchCost, server: Config, config: Config) -> list[dict[str, Any]]:
-    """Serve requests of several contexts with a profile at 8,192 tokens and with one at their own."""
+    """Compare a start-up profile at 8,192 cached tokens with one at the served context, for several contexts."""
     rows = []
     for context in config["profile_contexts"]:
         for batch in (1, 4, 16):
@@ -149,9 +147,9 @@ def contexts_of(trace: Trace, cost: BatchCost, server: Config, config: Config) -
 
 
 def traffic(trace: Trace, cost: BatchCost, server: Config, config: Config, other: str | float) -> list[dict[str, Any]]:
-    """Serve chat, then other text, then chat for twice as long: rates, verified tokens, and steps until it is learned.
+    """Serve chat, then other text, then chat for twice as long; return rates, verified tokens and steps to settle.
 
-    other : a domain of the trace; or chat of whose accepted tokens this share remains
+    other : a domain of the trace, or the share of chat's accepted tokens that stay accepted in the other text
     """
     asked = config["traffic"]
     chat = np.flatnonzero(trace.domain == CHAT)
@@ -200,7 +198,7 @@ def traffic(trace: Trace, cost: BatchCost, server: Config, config: Config, other
 
 
 def steps_until(emitted: Ints, seconds: Seconds, settled: float, asked: Config) -> int | None:
-    """Steps until the rate over the next steps stays near the settled one; None if it never does."""
+    """Steps after which the rate over a window stays near the settled one; None if it never does."""
     window = np.ones(asked["window"])
     rates = np.convolve(emitted, window, "valid") / np.convolve(seconds, window, "valid")
     below = np.flatnonzero(rates < (1 - asked["near"]) * settled)
@@ -226,7 +224,7 @@ def compared(out: Path, config: Config, progress: Progress) -> Document:
 
 
 def main(out: Path, config: Config) -> None:
-    """Compare what is not there, and write the report."""
+    """Simulate what is not there yet, and write the report."""
     again = "measure it with `realrun batch-profile`, or copy the recorded one"
     profile = read_json(out / PROFILE, str(out / PROFILE), dict, missing=again, invalid=again)
     claim(out, config)

@@ -1,4 +1,4 @@
-"""Simulate a continuously batching server request by request: slow, plain, and sharing nothing with the program's."""
+"""Simulate a continuously batching server request by request: slow and simple, without any code of specsim."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-Decoded = tuple[int, int, int, int]  # drafted, verified, cached, behind
-Chunk = tuple[int, int]  # new, before
+Decoded = tuple[int, int, int, int]  # drafted, verified, tokens in the KV cache, tokens that the drafter's cache lacks
+Chunk = tuple[int, int]  # tokens of a prompt that are read, tokens of it that were read before
 Rule = Callable[[int], int]  # draft length by the number of requests
 Seconds = Callable[[list[Decoded], list[Chunk]], float]  # of a step
 
 
 @dataclass
 class Asked:
-    """A request: `match[i]` and `limit[i]` are of a round that starts when `i` output tokens exist (`i` >= 1)."""
+    """A request. `match[i]` and `limit[i]` hold for a round that starts after `i` output tokens (`i` >= 1)."""
 
     arrival_s: float
     prompt_tokens: int
@@ -25,7 +25,7 @@ class Asked:
 
 @dataclass
 class Engine:
-    """How an engine makes up its steps; None: no limit."""
+    """Limits and rules of an engine's scheduler; None: no limit."""
 
     slots: int
     step_tokens: int | None  # budget of a step
@@ -38,7 +38,7 @@ class Engine:
 
 @dataclass
 class Step:
-    """What happened in a step, by the requests' numbers."""
+    """A step: what each request did, by its number."""
 
     begin_s: float
     seconds: float = 0.0
@@ -60,7 +60,7 @@ class Served:
 
 @dataclass(eq=False)
 class Request:
-    """A request on its way through the server."""
+    """State of a request in the server."""
 
     number: int
     asked: Asked
@@ -87,7 +87,7 @@ class Request:
 
 
 class Server:
-    """Requests that wait and requests that are admitted, and how a step is made up of them."""
+    """Waiting and admitted requests, and the scheduler that fills a step with them."""
 
     def __init__(self, engine: Engine, k: Rule, longest_k: int) -> None:
         self.engine, self.rule, self.longest_k = engine, k, longest_k
@@ -98,7 +98,7 @@ class Server:
         self.requests_before = 0  # in the step before; in the first step nobody decodes
 
     def plan(self, now_s: float) -> Step:
-        """Say what the next step does."""
+        """Schedule the next step."""
         self.step = Step(now_s)
         if not self.engine.mixes:  # SGLang: read while there is something to read, and decode otherwise
             self.admit(self.read_all(self.budget))
@@ -114,12 +114,12 @@ class Server:
         return self.step
 
     def serve_in_order(self) -> float:
-        """Let requests decode or read as they stand, as long as tokens are left; gives those left."""
+        """Decode or prefill requests in the order of admission within the budget; return the tokens left."""
         left = self.budget
-        # Drafts exist before anybody knows whom the budget reaches: the rule sees all that could decode.
+        # Drafts are made before the budget is spent, so the rule counts all requests that could decode.
         decoders = sum(request.decodes for request in self.admitted)
         for request in list(self.admitted):
-            if left <= 0 or request not in self.admitted:  # those behind one that was preempted were, too
+            if left <= 0 or request not in self.admitted:  # preempted, as were all that were admitted later
                 break
             if not request.decodes:
                 left -= self.read(request, left)
@@ -128,7 +128,7 @@ class Server:
         return left
 
     def decode_all(self) -> int:
-        """Let all decode whole for whom there is memory; gives the tokens that they take."""
+        """Decode all requests for which there is memory, with whole drafts; return the tokens that they take."""
         decoders = [request for request in list(self.admitted) if request.decodes and self.can_go_on(request)]
         return sum(self.decode(request, len(decoders), math.inf) for request in decoders)
 
@@ -138,7 +138,7 @@ class Server:
         return left
 
     def admit(self, left: float) -> None:
-        """Admit the first of the queue, again and again, as long as there are slots, memory and budget."""
+        """Admit requests from the front of the queue as long as there are slots, memory and budget."""
         while self.waiting and left > 0 and len(self.admitted) < self.engine.slots and not self.step.preempted:
             request = self.waiting[0]
             if not self.takes_memory(request):
@@ -148,7 +148,7 @@ class Server:
             left -= self.read(request, left)
 
     def decode(self, request: Request, decoders: int, left: float) -> int:
-        """Let a request decode; gives the tokens that it takes of those left."""
+        """Let a request decode; return the tokens that it takes of those left."""
         self.step.k = self.rule(self.requests_before if self.engine.drafts_ahead else decoders)
         drafted = min(self.step.k, request.asked.limit[request.emitted], request.remaining - 1)
         verified = int(min(drafted, left - 1))
@@ -157,14 +157,14 @@ class Server:
         return 1 + verified
 
     def read(self, request: Request, left: float) -> int:
-        """Let a request read a chunk, if any tokens are left; gives those that it takes."""
+        """Prefill a chunk of a request if any tokens are left; return the tokens that it takes."""
         new = int(max(min(request.to_read - request.read, left), 0))
         if new > 0:
             self.step.reading[request.number] = (new, request.read)
         return new
 
     def takes_memory(self, request: Request) -> bool:
-        """Hold what the request needs now, if that much is free."""
+        """Allocate the memory that the request needs now; False if too little is free."""
         asked, block = request.asked, self.engine.block_tokens
         by_now = asked.prompt_tokens + request.emitted + self.longest_k
         needed = math.ceil(by_now / block) if block else asked.prompt_tokens + asked.output_tokens
@@ -173,14 +173,14 @@ class Server:
         return needed <= free
 
     def can_go_on(self, request: Request) -> bool:
-        """Take memory for a round, if need be from those admitted last; False: the request itself had to go."""
+        """Allocate memory for a round, preempting the latest admissions if needed; False if it preempted itself."""
         while request in self.admitted and not self.takes_memory(request):
             self.waiting.insert(0, self.admitted.pop())
             self.step.preempted.append(self.waiting[0].number)
         return request in self.admitted
 
     def end(self, now_s: float) -> list[Request]:
-        """Emit the step's tokens; gives the requests that are over, in the order in which they stood."""
+        """Emit the step's tokens; return the requests that are finished, in the order of admission."""
         for request in self.admitted:
             if request.number in self.step.reading:
                 request.read += self.step.reading[request.number][0]
@@ -199,7 +199,7 @@ class Server:
 def serve(
     requests: Sequence[Asked], engine: Engine, k: Rule, seconds: Seconds, users: int | None = None, longest_k: int = 0
 ) -> Served:
-    """Serve requests as they arrive, or for so many users; memory by blocks is kept for drafts of `longest_k`."""
+    """Serve requests as they arrive, or in a closed loop of `users`. longest_k : draft tokens to allocate blocks for"""
     everybody = [Request(number, asked) for number, asked in enumerate(requests)]
     server, steps, now_s = Server(engine, k, longest_k), [], 0.0
     server.waiting = [] if users is None else everybody[:users]

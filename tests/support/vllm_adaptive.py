@@ -1,8 +1,8 @@
 """Run vLLM's two files of adaptive verification on a CPU: `VLLM_PYTHON -m tests.support.vllm_adaptive`, vLLM 0.32.
 
-Triton interprets its kernels. 1,040 steps of made-up drafts: requests come, read their prompt in a step, decode
-and leave; some are read in part and leave. Written down: how many tokens of each draft are admitted in every step, the
-coefficients after every refit, and the tables of costs.
+Triton interprets its kernels. The load is 1,040 steps of synthetic drafts: requests arrive, are prefilled in a step,
+decode and leave; some leave after a part of their prompt. The file has the number of tokens of each draft that vLLM
+verifies in every step, the coefficients after every refit, and the tables of costs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 FILE = Path(__file__).parents[1] / "specsim" / "serving" / "vllm_adaptive.json"
 K, SLOTS, STEPS, WORDS = 5, 12, 1040, 4
 LIMIT, MAX_TOKENS = 512, 8192
-ASKED = [1, 3, 8, 9, 60, 500, 512, 513, 700, 768, 900, 5000, 8192]  # sizes of a table that are written down
+ASKED = [1, 3, 8, 9, 60, 500, 512, 513, 700, 768, 900, 5000, 8192]  # sizes whose costs are in the file
 
 
 def verify_ms(tokens: float) -> float:
-    """Of a pass; it falls in places, which a table must not."""
+    """Milliseconds of a pass. They fall in places, where the profile has to stay monotonic."""
     return 4.0 + 0.05 * tokens + 0.4 * float(np.sin(tokens))
 
 
@@ -32,10 +32,11 @@ def draft_ms(requests: float) -> float:
 
 @dataclass
 class Turn:
-    """A step: requests that decode, in order, what the drafter says of their drafts, and what would be accepted.
+    """A step: requests that decode, the drafter's confidence in their drafts, and the tokens that would be accepted.
 
-    logit : [R, K], of the likeliest of four words, the other three having 0; match : [R]
-    prompts : tokens that are read of each new request, and whether they end its prompt
+    logit : [R, K], of the likeliest of four words; that of the other three is 0
+    match : [R], draft tokens that would be accepted
+    prompts : number of each new request, tokens that are read of its prompt, and whether they complete it
     """
 
     request: list[int]
@@ -45,12 +46,12 @@ class Turn:
 
     @property
     def prob(self) -> Any:
-        """The largest probability [R, K]."""
+        """The drafter's largest probability [R, K]."""
         return (1 / (1 + (WORDS - 1) * np.exp(-self.logit.astype(np.float64)))).astype(np.float32)
 
 
 def turns() -> Iterator[Turn]:
-    """The steps. True acceptance is sigma(1.2 f - 1.0 - 0.1 i); after 600 steps it is sigma(0.7 f - 0.3 i)."""
+    """Generate the steps. True acceptance is sigma(1.2 f - 1.0 - 0.1 i), and after 600 steps sigma(0.7 f - 0.3 i)."""
     random = np.random.default_rng(0)
     running: list[int] = []
     number = 0
@@ -70,7 +71,7 @@ def turns() -> Iterator[Turn]:
 
 
 class _Anything:
-    """A stand-in for a stream or an event: nothing is asynchronous on a CPU."""
+    """A stub of CUDA streams and events: nothing is asynchronous on a CPU."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -79,7 +80,7 @@ class _Anything:
 
 
 def load() -> tuple[Any, Any]:
-    """Import both files of vLLM, with stand-ins for what needs a GPU."""
+    """Import both files of vLLM, with stubs of the modules that need a GPU."""
     import contextlib
     import importlib
     import importlib.util
@@ -184,7 +185,7 @@ def main() -> None:
     confidences = torch.empty(SLOTS, K)
     temperature = torch.zeros(SLOTS)
     for turn in turns():
-        # What was drafted at the end of the step before.
+        # These drafts were made at the end of the previous step.
         slots = states.req_id_to_index
         idx = torch.tensor([slots[str(request)] for request in turn.request], dtype=torch.int32)
         if len(idx):

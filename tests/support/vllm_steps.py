@@ -1,7 +1,7 @@
 """Write the steps of vLLM on a CPU under two loads and three budgets: `python -m tests.support.vllm_steps VLLM_PYTHON`.
 
-The lab's pair decodes greedily with K = 3 and 8 slots; users send the next prompt as soon as they are answered. Every
-step is logged by the scheduler's own output: requests, tokens, and tokens that were computed before.
+The lab's pair decodes greedily with K = 3 and 8 slots; users send the next prompt as soon as they are answered. The
+file has the requests, new tokens and earlier computed tokens of every step, from the output of vLLM's scheduler.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def record(folder: Path) -> dict[str, Any]:
 
 
 def serve(given: str) -> None:
-    """Run vLLM: the part that its own interpreter runs."""
+    """Run vLLM; this part runs in vLLM's own interpreter."""
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
     from vllm.v1.core.sched.scheduler import Scheduler  # type: ignore[import-not-found]
 

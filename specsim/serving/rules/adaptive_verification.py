@@ -32,10 +32,12 @@ SHORT_CONTEXTS = (64, 128)  # at which any batch fits
 
 
 class Learned(NamedTuple):
-    """Coefficients, statistics since they were fitted, and the acceptance foretold of the last step's drafts.
+    """Coefficients, statistics since the last fit, and predicted acceptance of the last step's drafts.
 
-    slope : w; intercepts : beta [K]; statistics : [K, 6], of admitted tokens; steps : since the last fit
-    request : requests of the last step [R]; foretold : [R, K], of the tokens of their drafts
+    slope : w; intercepts : beta [K]
+    statistics : [K, 6], sums over verified tokens since the last fit; steps : since the last fit
+    request : requests of the last step [R]
+    foretold : [R, K], predicted acceptance of each token of their drafts
     """
 
     slope: float
@@ -48,16 +50,16 @@ class Learned(NamedTuple):
 
 @dataclass(frozen=True)
 class AdaptiveVerification(PricedRule):
-    """Draft K tokens for every request, and verify as many as promise the most tokens per second.
+    """Draft K tokens for every request, and verify those that maximise the expected tokens per second.
 
-    The number b maximises (requests that sample + the b largest chances) / seconds, as DSpark does. The chances are
-    those of each request's draft before, because the engine plans a step while the one before it runs: 1 for a request
-    without one. The b likeliest tokens of the new drafts are verified. Seconds come from a profile at start-up, in
-    which every token of a pass is a request of its own with `profile_context` cached tokens; a pass of up to 512 tokens
-    is padded to a captured size. Every 100 steps a damped Newton step on the tokens verified since moves the
-    coefficients: what is never verified is never learned.
+    The number b of verified tokens maximises (requests that sample + the b largest chances) / seconds, as in DSpark.
+    The chances are those of each request's previous draft, because the engine plans a step while the previous one runs;
+    they are 1 for a request without a draft. The b likeliest tokens of the new drafts are verified. Seconds come from a
+    profile at start-up, in which every token of a pass is a request of its own with `profile_context` cached tokens; a
+    pass of up to 512 tokens is padded to a captured size. Every 100 steps the coefficients take a damped Newton step on
+    the tokens that were verified since. A place in the draft that is never verified is never learned.
 
-    Differences: steps that only read prompts are not counted, and the logits of a step are not limited to 1 GB.
+    Differences from vLLM: steps that only prefill are not counted, and the logits of a step are not limited to 1 GB.
     """
 
     max_draft_tokens: int = setting(7, 1, 255, bounds="depth", doc="K: num_speculative_tokens")
@@ -78,7 +80,7 @@ class AdaptiveVerification(PricedRule):
         return Learned(SLOPE, np.full(k, INTERCEPT), np.zeros((k, 6)), 0, *nothing)
 
     def survival(self, trace: Trace) -> FloatArray:
-        """What the drafter says of each token, from which `verify` foretells its survival."""
+        """The drafter's confidence in each token, from which `verify` predicts its acceptance."""
         if self.head and trace.score is None:
             raise InputError(f"{self.name}: the trace has no scores of a confidence head; leave out head")
         if not trace.informed:
@@ -101,20 +103,20 @@ class AdaptiveVerification(PricedRule):
         return int(np.argmax(promised / self.profiled_s(running, np.arange(len(chances) + 1))))
 
     def profiled_s(self, running: Running, count: Ints) -> Seconds:
-        """Seconds of the step if so many drafted tokens are verified, as the engine takes them to be."""
+        """Seconds of the step if so many drafted tokens are verified, by the engine's profile."""
         decoding = len(running.request)
         passes_s = self.verify_profile(decoding + running.prompt_tokens + count)
         return self.draft_profile(decoding + running.prompts) + passes_s
 
     def foretold(self, state: Learned, said: FloatArray) -> FloatArray:
-        """Acceptance [R, i] of the tokens of drafts, given that all before them are accepted."""
+        """Predicted acceptance [R, i] of each token of a draft, given that all earlier ones are accepted."""
         if self.head:
             return said
         odds = state.slope * log_odds(said) + state.intercepts[: said.shape[1]]
         return expit(odds).astype(np.float32)
 
     def earlier(self, state: Learned, running: Running) -> FloatArray:
-        """What was foretold of each request's draft in the last step; 1 of those that were not in it."""
+        """Predicted acceptance of each request's draft in the last step; 1 for requests that were not in that step."""
         foretold = np.ones((len(running.request), self.max_draft_tokens), dtype=np.float32)
         _, here, there = np.intersect1d(running.request, state.request, assume_unique=True, return_indices=True)
         foretold[here] = state.foretold[there]
@@ -159,7 +161,10 @@ class AdaptiveVerification(PricedRule):
         return _curve(draft.items()), _curve(verify)
 
     def _at_start(self, seconds: Callable[[int], float]) -> float:
-        """Seconds at the synthetic context. Where the cache runs out, its blocks are read several times instead."""
+        """Seconds at `profile_context`. Where the KV cache is too small, extrapolated from two short contexts.
+
+        The engine lets the requests share blocks there, so that the pass reads as much.
+        """
         try:
             return seconds(self.profile_context)
         except DoesNotFit:
@@ -192,7 +197,7 @@ def log_odds(prob: FloatArray) -> Floats:
 
 
 def observations(feature: Floats, foretold: FloatArray, verified: Ints, accepted: Ints) -> Floats:
-    """Statistics [K, 6] of verified tokens, up to the first rejected one of each draft. foretold : [R, K]"""
+    """Statistics [K, 6] of the verified tokens of each draft, up to its first rejected one. foretold : [R, K]"""
     place, length = np.arange(feature.shape[1]), feature.shape[1]
     observed = (place <= accepted[:, None]) & (place < verified[:, None])
     chance = foretold[:, :length].astype(np.float64)
@@ -222,7 +227,7 @@ def refitted(state: Learned) -> Learned:
 
 
 def looked_up(sizes: Floats, seconds: Seconds, asked: Ints) -> Seconds:
-    """Seconds of a pass of this size by a profile: of the next captured size, or between larger ones that are not."""
+    """Seconds of passes by a profile: at the next captured size, or interpolated between larger sizes."""
     largest = GRAPH_SIZES[-1]
     found = seconds[np.minimum(np.searchsorted(sizes, asked), len(sizes) - 1)]
     beyond = sizes > largest
@@ -235,6 +240,6 @@ def looked_up(sizes: Floats, seconds: Seconds, asked: Ints) -> Seconds:
 
 
 def _curve(points: Any) -> tuple[Floats, Seconds]:
-    """Sizes, and seconds that never fall."""
+    """Sizes in ascending order, and their seconds, made monotonic."""
     sizes, seconds = np.array(sorted(points), dtype=np.float64).T
     return sizes, np.maximum.accumulate(seconds)

@@ -14,13 +14,13 @@ from specsim.serving.rules.value import Achieved, ValuedRule
 
 @dataclass(frozen=True)
 class Oracle(ValuedRule):
-    """Draft, of the tokens that will be accepted, as many as pay, which no engine can know.
+    """Draft as many of the tokens that will be accepted as pay; no engine knows which these are.
 
-    It maximises value x tokens - seconds of every step, exactly, where a draft pass adds no more for each further
-    request and passes differ by their number of requests alone: of all ways to draft so many tokens the fewest passes
-    take the least. The value of a token is the time per token that the rule itself achieves at this load. It is no
-    bound: it does not see beyond the step, where a round's end decides which drafts come next, and never does without
-    the drafter, which has to read all prompts.
+    It maximises value x tokens - seconds in every step. The maximum is exact where the seconds of a draft pass are
+    concave in its number of requests and depend on nothing else, because then the fewest passes take the least time.
+    The value of a token is the time per token that the rule itself achieves at this load. The rule is not an upper
+    bound: it is greedy, although the end of a round decides which drafts come next, and its drafter has to read every
+    prompt, which no speculation avoids.
     """
 
     max_draft_tokens: int = setting(8, 1, 255, bounds="depth", doc=MAX_DRAFT)

@@ -79,17 +79,16 @@ class SGLangAdaptive(DraftLengthRule):
 
     def initial_state(self) -> dict[int, Slot]:
         slots = {}
-        for size in candidates(self.config):
-            steps = candidates(self.config)[size]
+        for size, steps in candidates(self.config).items():
             first = self.initial_steps if self.initial_steps in steps else steps[len(steps) // 2]
             slots[size] = Slot(first, first - 1.0, 0)
         return slots
 
     def choose(self, state: dict[int, Slot], running: Running) -> int:
-        return state[_size(state, running)].steps
+        return state[padded_batch(state, running.sequences)].steps
 
     def update(self, state: dict[int, Slot], running: Running, rounds: DraftRounds) -> dict[int, Slot]:
-        size = _size(state, running)
+        size = padded_batch(state, running.sequences)
         slot, constants = state[size], self.constants(size)
         accepted, batches = slot.accepted, slot.batches + 1
         if slot.steps > 0:
@@ -124,13 +123,13 @@ def moved(steps: int, accepted: float, constants: Mapping[str, Any]) -> tuple[in
 
 
 def candidates(config: Mapping[str, Any]) -> dict[int, list[int]]:
-    """The values of K to choose from, by the least batch size."""
+    """The values of K to choose from, by the smallest batch that they apply to."""
     sizes = sorted(int(key) for key in config if key.isdigit())
     return {size: sorted(set(config[str(size)]["candidate_steps"])) for size in sizes}
 
 
 def check_config(name: str, config: Mapping[str, Any], least: int) -> None:
-    """Raise InputError unless it has a list of K, of at least so many tokens, by batch size."""
+    """Raise InputError unless the configuration lists values of K by batch size. least : smallest valid K"""
     lists = [config[key].get("candidate_steps") for key in config if key.isdigit()]
     if not lists or not all(
         isinstance(each, list) and each and all(type(k) is int and k >= least for k in each) for each in lists
@@ -141,7 +140,7 @@ def check_config(name: str, config: Mapping[str, Any], least: int) -> None:
 def read_config(
     name: str, settings: Mapping[str, Any], default: Mapping[str, Any], depth: int
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """Return the configuration, given or read from a file, and the other settings; the default drafts up to depth."""
+    """Return the configuration and the other settings. It may be a file; the default is limited to K <= depth."""
     values = dict(settings)
     config = values.pop("config", default)
     if not isinstance(config, Mapping):
@@ -151,14 +150,9 @@ def read_config(
 
 
 def padded_batch(sizes: Collection[int], sequences: int) -> int:
-    """The largest of these sizes that is not above the batch as it is padded to a captured one, or the smallest."""
+    """The largest of these sizes up to the batch padded to its CUDA graph; the smallest if all are larger."""
     batch = float(captured_size(sequences, SEQUENCES))
     return max((size for size in sizes if size <= batch), default=min(sizes))
-
-
-def _size(state: Mapping[int, Slot], running: Running) -> int:
-    """The batch size of the configuration that holds for a step."""
-    return padded_batch(state, running.sequences)
 
 
 def _within(entry: Mapping[str, Any], depth: int) -> dict[str, Any]:

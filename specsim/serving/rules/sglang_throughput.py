@@ -1,4 +1,4 @@
-"""SGLang's throughput-aware speculative steps: K of the most tokens per second, by rates seen and a profile."""
+"""SGLang's throughput-aware speculative steps: the K of most tokens per second, by acceptance rates and a profile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from specsim.cost.batches import SEQUENCES, BatchCost
+from specsim.cost.batches import SEQUENCES, BatchCost, captured_size
 from specsim.policy.base import parse_settings, setting
 from specsim.serving.draft_length import DraftRounds, PricedRule, Running
 from specsim.serving.rules.sglang_adaptive import candidates, check_config, padded_batch, read_config
@@ -20,7 +20,7 @@ CONSTANTS = {"window_size": 20, "update_interval": 5, "switch_hysteresis": 0.1, 
 
 
 class Seen(NamedTuple):
-    """K, steps since it was reconsidered, and the share of requests that accepted each token in the last steps."""
+    """K, steps since it was last reconsidered, and, by place in the draft, acceptance rates of the last steps."""
 
     steps: int
     since: int
@@ -29,14 +29,14 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class ThroughputAware(PricedRule):
-    """K of the most expected tokens per second, among the candidates of the batch size.
+    """Choose the K with the most expected tokens per second among the candidates of the batch size.
 
-    Tokens follow from the share of requests that accepted the first, second, ... token of their drafts in the last
-    `window_size` steps, whatever the batch then was; shares of tokens that were not drafted are extrapolated. Seconds
-    come from a profile at start-up, at `profile_run_seq_len` cached tokens. Every `update_interval` steps, if all
-    windows are full, another K is taken if it promises `switch_hysteresis` more. K is never 0.
+    Expected tokens follow from the share of requests that accepted the first, second, ... token of their drafts in the
+    last `window_size` steps, at any batch size; shares of tokens that were not drafted are extrapolated. Seconds come
+    from a profile at start-up, at `profile_run_seq_len` cached tokens. Every `update_interval` steps, if all windows
+    are full, K changes if another one is expected to be faster by more than `switch_hysteresis`. K is never 0.
 
-    config : candidates by the least batch size, and constants, as SGLang's file has them
+    config : candidates by the smallest batch that they apply to, and constants, as in SGLang's file
     """
 
     config: Mapping[str, Any] = dataclasses.field(default_factory=lambda: DEFAULT)
@@ -64,7 +64,7 @@ class ThroughputAware(PricedRule):
         return self.config.get(name, CONSTANTS[name])
 
     def at(self, sequences: int) -> list[int]:
-        """Candidates of a batch."""
+        """Candidate values of K at a batch size."""
         by_size = candidates(self.config)
         return by_size[padded_batch(by_size, sequences)]
 
@@ -85,7 +85,7 @@ class ThroughputAware(PricedRule):
         return Seen(state.steps, state.since + 1, (*seen, *state.windows[state.steps :]))
 
     def decided(self, state: Seen, sequences: int) -> Seen:
-        """The state once K is settled for a step of so many requests."""
+        """The state after K is chosen for a step of so many requests."""
         steps = self.at(sequences)
         if state.steps not in steps:
             scores = self.scores(state, steps, sequences)
@@ -101,18 +101,17 @@ class ThroughputAware(PricedRule):
         return state._replace(since=0)
 
     def scores(self, state: Seen, steps: Sequence[int], sequences: int) -> list[float]:
-        """Expected tokens of a request per second of a step, by K; 0 where nothing was seen yet."""
+        """Expected tokens of a request per second of a step, by K; 0 as long as nothing was accepted or rejected."""
         rates = expected_rates(state.windows)
         if not rates:
             return [0.0] * len(steps)
-        larger = SEQUENCES[sequences <= SEQUENCES]
-        batch = int(larger[0]) if len(larger) else int(SEQUENCES[-1])
+        batch = int(captured_size(min(sequences, int(SEQUENCES[-1])), SEQUENCES))
         took_s = np.asarray(self.tables.round(batch, self.constant("profile_run_seq_len")))
         return [(1 + sum(rates[:k])) / float(took_s[k]) for k in steps]
 
 
 def expected_rates(windows: Sequence[Sequence[float]]) -> list[float]:
-    """Share of requests that accept each token; beyond those seen it goes on falling as it did. Empty: nothing seen."""
+    """Share of requests that accept each token, extrapolated to tokens that were not drafted; empty without data."""
     rates: list[float] = []
     for window in windows:
         if window:
@@ -128,7 +127,7 @@ def expected_rates(windows: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _moved(state: Seen, steps: int) -> Seen:
-    """The state at another K; what was seen of tokens beyond a shorter one is forgotten."""
+    """The state at another K; a shorter one drops the acceptance rates of the tokens that it does not draft."""
     windows = state.windows
     if steps < state.steps:
         windows = (*windows[:steps], *((),) * (len(windows) - steps))

@@ -25,7 +25,7 @@ from tests.support.serving_costs import COST
 
 
 class Curves(BatchCost):
-    """What the passes of the recorded run took: by tokens, and by requests."""
+    """Seconds of the recorded run's passes, by tokens and by requests."""
 
     def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
         return np.asarray(vllm.draft_ms(float(tokens.sequences)) * (place == 0))
@@ -78,7 +78,7 @@ SEEN: list[tuple[int, int, int, int]] = []
 
 
 class Spy(AdaptiveVerification):
-    """Writes down what it knows of a step's prompts."""
+    """Records the prefills that `verify` is told of."""
 
     def verify(self, state: Any, running: Running, survival: FloatArray, drafted: Ints) -> Ints:
         SEEN.append((running.prompts, running.prompt_tokens, running.prompts_ending, len(drafted)))
@@ -109,7 +109,7 @@ def test_what_the_trace_does_not_have_is_refused() -> None:
 
 @pytest.mark.parametrize(("second", "verified"), [(0.1, [1, 1]), (0.02, [0, 0])])
 def test_a_confidence_head_is_taken_at_its_word(second: float, verified: list[int]) -> None:
-    """Two requests, K = 1. Three tokens are padded to four: 2 / 12, 2.3 / 14, and 2.4 / 14 or 2.32 / 14 tokens a ms."""
+    """Two requests, K = 1. Three tokens are padded to four: b = 0, 1, 2 give 2 / 12, 2.3 / 14, 2.4 (2.32) / 14 a ms."""
 
     class Line(Curves):
         def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:

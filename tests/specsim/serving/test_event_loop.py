@@ -1,6 +1,6 @@
 """A server against steps worked out by hand, and against a reference that simulates it request by request.
 
-By hand, a step takes 1 s, and 1 s for each token: one of each decoding request, each verified one, each read one.
+By hand, a step takes 1 s plus 1 s for each token of its pass: pending, verified or read. Comments number requests.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ VLLM, LLAMA_CPP, SGLANG = (True, True), (True, False), (False, False)  # mixes, 
 
 @dataclass
 class Case:
-    """Requests, an engine, and what happens."""
+    """Requests, an engine, and the expected steps and times."""
 
     requests: list[Asked]
     engine: Engine
     k: Rule
-    steps: list[tuple[float, dict[int, Decoded], dict[int, Chunk]]]  # begin, who decodes, who reads
+    steps: list[tuple[float, dict[int, Decoded], dict[int, Chunk]]]  # begin, decoded and read, by request
     first_s: list[float]
     finish_s: list[float]
     users: int | None = None
@@ -49,7 +49,7 @@ def asked(
     arrival: float = 0.0,
     limit: dict[int, int] | None = None,
 ) -> Asked:
-    """A request of which no draft is accepted or limited but after so many emitted tokens."""
+    """A request; `match` and `limit`, by emitted tokens, are 0 and 9 elsewhere."""
     emitted = range(output)
     return Asked(
         arrival, prompt, output, [(match or {}).get(i, 0) for i in emitted], [(limit or {}).get(i, 9) for i in emitted]
@@ -69,7 +69,7 @@ def engine(
 
 CASES = {
     # 0 s: 4 of 0's 6 tokens. 5 s: its other 2 emit its only token, and 1, which has just come, reads what is left, 2.
-    # 10 s: 1's last prompt token. 12 s: its second output token, with 3 + 1 - 1 tokens cached. 14 s: nobody is there.
+    # 10 s: 1's last prompt token. 12 s: its second output token, with 3 + 1 - 1 tokens cached. 14 s: idle.
     "prompts in chunks, arrivals": Case(
         requests=[asked(6, 1), asked(3, 2, arrival=5), asked(2, 1, arrival=30)],
         engine=engine(VLLM, step=4),
@@ -151,7 +151,7 @@ CASES = {
         first_s=[3, 14, 16],
         finish_s=[22, 14, 22],
     ),
-    # 0 and 1 reserve 6 tokens each of 10. 2 reserves 2 and would fit, but stands behind 1. 7 s: 0 is over. 1 and 2 are
+    # 0 and 1 need 6 tokens each of 10. 2 needs 2 and would fit, but has to wait for 1. 7 s: 0 is finished. 1 and 2 are
     # admitted, and there is memory for 3, but no slot.
     "memory reserved whole, and slots": Case(
         requests=[asked(4, 2), asked(5, 1), asked(1, 1), asked(1, 1)],
@@ -167,9 +167,10 @@ CASES = {
         finish_s=[7, 14, 14, 16],
     ),
     # 4 blocks of 4 tokens (2 tokens are left over). 0 s: requests 0, 1, 2 take 2, 1, 1 blocks, for 4 + 1, 3 + 1, 2 + 1
-    # tokens; none is left for 3. 10 s: 2 is over; 1 takes its block, for 3 + 1 + 1 tokens. 19 s: 0 needs a third, for
-    # 4 + 4 + 1: 1 goes. A block is free, but 3 is not admitted in this step, nor in the next, in which 1 waits for 2.
-    # 23 s: 0 is over; 1 reads its 3 + 4 tokens again, emits its fifth, and the drafter is not behind any more.
+    # tokens; none is left for 3. 10 s: 2 is finished; 1 takes its block, for 3 + 1 + 1 tokens. 19 s: 0 needs a third,
+    # for 4 + 4 + 1: 1 is preempted. A block is free, but 3 is not admitted in this step, nor in the next, in which 1
+    # waits for 2 blocks. 23 s: 0 is finished; 1 reads its 3 + 4 tokens again, emits its fifth, and its drafter lacks no
+    # token any more.
     "memory by blocks": Case(
         requests=[asked(4, 6), asked(3, 6), asked(2, 1), asked(1, 1)],
         engine=engine(VLLM, kv=18, block=4),
@@ -189,9 +190,9 @@ CASES = {
         finish_s=[23, 34, 10, 32],
         preempted=1,
     ),
-    # 4 blocks of 2. 6 s: 0 keeps 2, for 2 + 1 + 1 tokens; 1 needs 3, for 3 + 1 + 1, and goes itself, because it was
+    # 4 blocks of 2. 6 s: 0 keeps 2, for 2 + 1 + 1 tokens; 1 needs 3, for 3 + 1 + 1, and is preempted, because it was
     # admitted last. 9 s: 1 cannot be admitted, so that 0 decodes. 11 s: 1 reads 3 + 1 tokens.
-    "a request that makes room by going": Case(
+    "a request that is preempted itself": Case(
         requests=[asked(2, 4, match={1: 1}), asked(3, 3)],
         engine=engine(SGLANG, kv=8, block=2),
         k=lambda sequences: 1,
@@ -207,8 +208,8 @@ CASES = {
         finish_s=[11, 18],
         preempted=1,
     ),
-    # 4 s: 1 is over, 2 comes in its place; k is the 2 requests of the step before, though 0 decodes alone. 15 s: 3 is
-    # over, but was there in the step before: k = 2, and 1 of 2 is accepted. 19 s: k = 1.
+    # 4 s: 1 is finished, 2 is next; k counts the 2 requests of the previous step, though 0 decodes alone. 15 s: 3 is
+    # finished, but was in the previous step: k = 2, and 1 of 2 is accepted. 19 s: k = 1.
     "so many users, drafts made ahead": Case(
         requests=[asked(1, 10, match={2: 2, 5: 1, 7: 1}), asked(2, 1), asked(1, 1), asked(2, 1)],
         engine=engine(VLLM, ahead=True),
@@ -233,7 +234,7 @@ def seconds(decoding: list[Decoded], reading: list[Chunk]) -> float:
 
 
 class ByTokens(LinearCost):
-    """The same seconds, as the product asks for them."""
+    """The same seconds as a cost model of specsim."""
 
     def batch_draft(self, place: Any, tokens: BatchTokens) -> Any:
         return np.zeros(np.shape(tokens.new))
@@ -246,7 +247,7 @@ def product(
     requests: list[Asked], engine: Engine, k: Rule, cost: LinearCost, users: int | None, longest_k: int,
     kind: type[ScheduledK] = ScheduledK,
 ) -> ServingRun:  # fmt: skip
-    """Serve the same by the product. A rule that goes by batches is a schedule."""
+    """Serve the same requests in specsim, under a schedule of K by batch."""
     outputs = [each.output_tokens for each in requests]
     drawn = generate(IID(0.5), sequences=len(requests), output_tokens=outputs, depth=9)
     # What may be drafted never reaches beyond the output.
@@ -268,7 +269,7 @@ def product(
 
 
 class OneByOne(ScheduledK):
-    """A schedule whose rounds are taken one by one, as those of any rule are."""
+    """A schedule that does not run compiled, because it is not exactly ScheduledK, but like any other rule."""
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -313,7 +314,7 @@ def test_a_random_load_ends_when_the_reference_says(seed: int) -> None:
         requests.append(asked)
     need = max(each.prompt_tokens + each.output_tokens + longest for each in requests) + 3
     mixes, cuts = rng.choice([VLLM, LLAMA_CPP, SGLANG])
-    ahead = (mixes, cuts) == VLLM  # of the others a single K: they choose before they make room
+    ahead = (mixes, cuts) == VLLM  # others have a single K here: they choose it before they preempt
     budget, memory = rng.choice([None, 1, 3, 5, 9]), rng.choice([None, need, need * 2])
     here = Engine(rng.randint(1, 5), budget, memory, block, mixes, cuts, ahead)
     lengths = [rng.randint(1, longest) if ahead else longest for _ in range(20)]

@@ -25,7 +25,7 @@ from specsim.serving.draft_length import ScheduledK, TurboSpec
 from specsim.serving.drafts import drafts_of
 from specsim.serving.frontier import ServingFrontier, serve_frontier
 from specsim.serving.latency import summarise_run
-from specsim.serving.speedup_map import Cell, SpeedupMap, break_even, schedule_ranges, speedup_map
+from specsim.serving.speedup_map import BreakEven, Cell, SpeedupMap, break_even, schedule_ranges, speedup_map
 from specsim.trace.files import write_trace
 from specsim.trace.trace import Trace
 from tests.support.acceptance_examples import difficulty
@@ -89,6 +89,7 @@ def test_the_frontier_is_what_no_other_point_beats(compared: ServingFrontier) ->
         beaten = any(p.summary.tokens_per_s > point.summary.tokens_per_s and p.p90_s < point.p90_s for p in real)
         assert point.on_frontier == (not beaten)
     assert any(p.on_frontier for p in real) and not all(p.on_frontier for p in real)
+    assert not any(p.on_frontier for p in compared.points if p.knows)
 
 
 def test_the_best_keeps_the_limit_and_makes_the_schedule(compared: ServingFrontier) -> None:
@@ -167,6 +168,10 @@ def test_no_limit_is_no_share() -> None:
 
 
 H100 = batch_cost(read_cost("specdecode-bench-llama3.1-8b-eagle-h100"))
+
+
+def test_break_even_is_printed_as_the_last_batch_that_gains() -> None:
+    assert str(BreakEven(None, ("k",), 5.7, 3.2, None, 8)) == "5 [3, over 8]"
 
 
 def test_break_even_by_hand() -> None:

@@ -185,6 +185,13 @@ def test_sglang_by_throughput_reconsiders_when_its_windows_are_full() -> None:
     assert [len(window) for window in state.windows] == [2, 0, 0]
 
 
+def test_sglang_by_throughput_looks_seconds_up_at_captured_batches() -> None:
+    rule = ThroughputAware(TEN_MS)
+    seen = rule.initial_state()._replace(windows=((0.8,), (0.6,), (0.4,)))
+    scores = {batch: rule.scores(seen, [1, 3], batch) for batch in (30, 31, 32, 512, 600)}
+    assert scores[30] > scores[31] == scores[32] and scores[600] == scores[512]
+
+
 def test_rates_beyond_the_drafts_go_on_falling() -> None:
     assert expected_rates([[], []]) == []
     assert expected_rates([[0.8], []]) == [0.8, 0.8]
