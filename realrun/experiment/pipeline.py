@@ -344,7 +344,7 @@ class Experiment(ABC):
             for part, pair in enumerate(contender.parts.values(), start=1)
         ]
         own_arms = {name: [arm for arm, (of, _) in enumerate(policies, start=1) if of == name] for name, _, _ in parts}
-        measured: dict[str, Costs] = {}
+        measured: dict[tuple[str, int], Costs] = {}
         for name, part, pair in parts:
             contender = self.contenders[name]
             own_baseline = contender.pair is self.plain
@@ -361,10 +361,10 @@ class Experiment(ABC):
                 **self.probing(pair),
             )
             arms_of_cost = [*(baselines if own_baseline else []), *([] if joined else own_arms[name])]
-            measured[f"{name}: {part}"] = Costs(cost, sorted(arms_of_cost))
+            measured[name, part] = Costs(cost, sorted(arms_of_cost))
         measurement = measure_in_turns(
             arms,
-            measured,
+            {name if part == 1 else f"{name} {part}": cost for (name, part), cost in measured.items()},
             prompts,
             next(iter(holdouts.values())),
             self.folder / DECODED,
@@ -376,7 +376,7 @@ class Experiment(ABC):
         profiles: dict[str, list[dict[str, Any]]] = {name: [] for name in self.contenders}
         for name, part, _ in parts:
             runs = self.contenders[name].runs(part, measurement, sorted([*baselines, *own_arms[name]]))
-            profiles[name].append(measured[f"{name}: {part}"].measured.document(runs, settings.repeats))
+            profiles[name].append(measured[name, part].measured.document(runs, settings.repeats))
         return measurement, profiles
 
 
