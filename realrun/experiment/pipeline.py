@@ -6,6 +6,7 @@ several drafters. They differ in how costs are measured, which tuned policies ar
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from abc import ABC, abstractmethod
@@ -46,7 +47,7 @@ from specsim.policy.base import Policy, Variant, build_policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
 from specsim.replaying.checks import check_covered, check_replayable
-from specsim.replaying.intervals import NO_SPECULATION
+from specsim.replaying.intervals import NO_SPECULATION, interval_text
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.joined import join_traces
 from specsim.trace.trace import Trace
@@ -60,6 +61,8 @@ IDENTITY, PLAN, TUNED, DECODED = (
 )  # in the folder of an experiment that is not whole
 ANEW = "pass --overwrite"
 OTHER = f"{ANEW} or another --out"
+
+log = logging.getLogger("realrun")
 
 
 class TunedFile(TypedDict):
@@ -204,6 +207,7 @@ class Experiment(ABC):
             tuned[name] = [candidate for candidate in chosen if candidate not in left_out]
         held = held[decoded]
         document = sealed_forecast(self.folder, self.forecast(tuned, trains, costs, len(held), sealed=sealed))
+        log.info(forecast_text(document))
 
         rows = iter(document["rows"])
         entries = [Entry(name, candidate, next(rows)) for name, chosen in tuned.items() for candidate in chosen]
@@ -395,6 +399,16 @@ class Validation(Experiment):
         for path in [*self.folder.glob("tun*.json"), *self.folder.glob("forecast*.json")]:
             path.replace(out / path.name)
         remove_folder(self.folder)
+
+
+def forecast_text(document: Mapping[str, Any]) -> str:
+    """Say in a line what a forecast promises of the fastest policy."""
+    best = max(document["rows"], key=lambda row: float(row["forecast"]["estimate"]))
+    sequences = document["sequences"]
+    return (
+        f"forecast: {best['label']}, {interval_text(best['forecast'])} times as fast as without speculation, from "
+        f"{sequences['tuning']} tuning prompts; {sequences['holdout']} held-out prompts follow"
+    )
 
 
 def join_parts(traces: Mapping[str, Trace]) -> Trace:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from realrun.experiment.document import as_document, rounds_table
-from realrun.experiment.forecast import ForecastCosts, costs_before, forecast_costs, probed
-from realrun.experiment.pipeline import ANEW, IDENTITY, OTHER, UNFINISHED, Contender, Validation, identity_of
+from realrun.experiment.forecast import ForecastCosts, costs_before, decoding_step_s, forecast_costs, probed
+from realrun.experiment.pipeline import ANEW, IDENTITY, OTHER, UNFINISHED, Contender, Validation, identity_of, log
 from realrun.experiment.settings import ValidationSettings
 from realrun.experiment.validate import validation_of
 from realrun.kept_files import claim, read_own
@@ -132,6 +132,8 @@ class _Validation(Validation):
         if not path.is_file():  # of an earlier start, whose policies were tuned at that state
             write_json(probed(self.plain, self.given, self.settings, self.before, self.progress), path)
         self.state = read_own(path, again=ANEW)
+        step_s = decoding_step_s(self.state)
+        log.info(f"without speculation: {1 / step_s:.1f} tokens per second, {1e3 * step_s:.1f} ms per token")
 
     def claim(self) -> None:
         cost = None if self.settings.cost is None else file_digest(cost_path(self.settings.cost))

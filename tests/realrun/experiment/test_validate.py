@@ -177,9 +177,10 @@ def test_progress_of_every_part_reaches_its_end(job: Job) -> None:
 
 
 def test_the_forecast_is_written_before_a_held_out_prompt_is_decoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of the models only the recorder ran, and only on tuning prompts."""
+    """Of the models only the recorder ran, and only on tuning prompts; first numbers are told as soon as known."""
+    caplog.set_level("INFO", "realrun")
     recorded: list[int] = []
     sequence = record_module._Recording.sequence
     monkeypatch.setattr(
@@ -202,6 +203,11 @@ def test_the_forecast_is_written_before_a_held_out_prompt_is_decoded(
     trace = read_trace(out / "trace")
     tuning, held = split_sequences(trace)
     assert seen["sealed"] is True and recorded == [*tuning, *held]
+    state = json.loads((out / pipeline_module.UNFINISHED / "probe.json").read_text())
+    best = max(row["forecast"]["estimate"] for row in seen["rows"])
+    baseline_told, forecast_told = (record.message for record in caplog.records if record.name == "realrun")
+    assert f"{1e3 * np.mean(state['mean_s']['autoregressive']):.1f} ms per token" in baseline_told
+    assert f"{best:.3f} [" in forecast_told and best > 1 and f"{seen['deploy']}, " in forecast_told
     first = json.loads((out / pipeline_module.UNFINISHED / "forecast.json").read_text())
     for row in first["rows"]:
         policy = make_policy(row["policy"], row["params"])
