@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,10 +13,11 @@ from specsim.engines.as_engine import counters_of, rounds_of
 from specsim.engines.conventions import Conventions
 from specsim.io.errors import InputError
 from specsim.io.names import known_name, plain
-from specsim.policy.base import Policy
-from specsim.policy.chain.base import ChainPolicy
-from specsim.replaying.priced import PricedTrace
 from specsim.trace.joined import SUFFIX
+
+if TYPE_CHECKING:  # numba is slow to import
+    from specsim.policy.base import Policy
+    from specsim.replaying.priced import PricedTrace
 
 LENGTH, RATE, POSITIONS = "acceptance-length", "acceptance-rate", "position-rate"
 QUANTITIES = (LENGTH, RATE, POSITIONS)
@@ -168,6 +169,8 @@ def engine_counts(priced: PricedTrace, policy: Policy, conventions: Conventions,
 
     Raises InputError for a tree policy, and for a policy that shortens the drafts of suffix decoding.
     """
+    from specsim.policy.chain.base import ChainPolicy
+
     if not isinstance(policy, ChainPolicy):
         raise InputError(f"policy {policy.name} drafts trees, which no engine's counters cover; choose a chain policy")
     longest = int(priced.trace.draft_limit.max(initial=0))
