@@ -31,6 +31,7 @@ class Totals:
     plain_steps : steps that drafted nothing, beside the rounds
     by_depth : rounds that drafted an i-th token, and rounds that accepted it
     evaluated : drafted tokens up to the first that was rejected, with it; NaN if unknown
+    means : mean over requests of 1 + accepted tokens / rounds, and of accepted / drafted tokens; NaN if unknown
     last : tokens drafted and accepted in the last round of every request; NaN if unknown
     first_s, total_s : seconds until a request's first token and until its last; NaN if unknown
     """
@@ -42,6 +43,7 @@ class Totals:
     by_depth: Counters
     plain_steps: int = 0
     evaluated: float = np.nan
+    means: tuple[float, float] = (np.nan, np.nan)
     last: tuple[float, float] = (np.nan, np.nan)
     first_s: float = np.nan
     total_s: float = np.nan
@@ -49,10 +51,14 @@ class Totals:
     @staticmethod
     def of(rounds: Rounds, output_tokens: float) -> Totals:
         """Sum rounds that emitted this number of output tokens."""
-        last = np.nan, np.nan
-        if rounds.sequence_id is not None:
+        means = last = np.nan, np.nan
+        if rounds.sequence_id is not None and len(rounds.sequence_id):
             ends = np.flatnonzero(np.diff(rounds.sequence_id, append=-1))
             last = float(rounds.drafted[ends].sum()), float(rounds.accepted[ends].sum())
+            starts = np.concatenate([[0], ends[:-1] + 1])
+            drafted, accepted = (np.add.reduceat(counts, starts) for counts in (rounds.drafted, rounds.accepted))
+            lengths, shares = 1 + accepted / (ends - starts + 1), accepted / np.maximum(drafted, 1)
+            means = float(lengths.mean()), float(shares.mean())
         return Totals(
             len(rounds.drafted),
             int(rounds.drafted.sum()),
@@ -60,6 +66,7 @@ class Totals:
             output_tokens,
             counters_of(rounds),
             evaluated=float(np.minimum(rounds.accepted + 1, rounds.drafted).sum()),
+            means=means,
             last=last,
         )
 
@@ -111,6 +118,8 @@ def _after_the_first(totals: Totals) -> float:
 BONUS = "1 + accepted tokens / rounds with a draft"
 SHARE = "accepted tokens / drafted tokens"
 OF_ALL = "rounds that accepted the i-th token / all rounds with a draft"
+BY_REQUEST = "a short request counts as much as a long one; other engines' numbers are the token-weighted one"
+OF_ANY = "of any engine's requests"
 AFTER_FIRST = "(time of the last token - of the first) / (output tokens - 1)"
 SCHEDULE = "where drafts differ in length, its denominator counts rounds that never drafted so far"
 DEFINITIONS = (
@@ -154,8 +163,19 @@ DEFINITIONS = (
     Definition("lmdeploy", LENGTH, "Mean acceptance length", BONUS, _bonus_included),
     Definition("lmdeploy", RATE, "Draft acceptance rate", SHARE, _accepted_share),
     Definition("lmdeploy", POSITIONS, "Per-position acceptance rate", OF_ALL, _of_all_rounds, SCHEDULE),
-    Definition("aiperf", LENGTH, "mean_acceptance_length", BONUS, _bonus_included, "of any engine, by request"),
-    Definition("aiperf", RATE, "draft_acceptance_rate", SHARE, _accepted_share, "of any engine, by request"),
+    Definition(
+        "aiperf", LENGTH, "spec_decode_acceptance_length", f"mean over requests of {BONUS}",
+        lambda totals: totals.means[0], BY_REQUEST,
+    ),
+    Definition("aiperf", LENGTH, "spec_decode_token_weighted_acceptance_length", BONUS, _bonus_included, OF_ANY),
+    Definition(
+        "aiperf", RATE, "spec_decode_draft_acceptance_rate", f"mean over requests of {SHARE}, in percent",
+        lambda totals: 100 * totals.means[1], BY_REQUEST,
+    ),
+    Definition(
+        "aiperf", RATE, "spec_decode_overall_draft_acceptance_rate", f"{SHARE}, in percent",
+        lambda totals: 100 * _accepted_share(totals), OF_ANY,
+    ),
     Definition(
         "transformers", LENGTH, "mean of num_matches", "accepted tokens / rounds",
         lambda totals: totals.accepted / totals.rounds, "without the token that the target adds",
@@ -184,7 +204,10 @@ DEFINITIONS = (
         lambda totals: totals.total_s / totals.output_tokens,
         "holds the wait for the first token; its inter_token_latency_ms, and tpot_ms of --goodput, are others' TPOT",
     ),
-    Definition("aiperf", TPOT, "inter_token_latency", AFTER_FIRST, _after_the_first),
+    Definition(
+        "aiperf", TPOT, "inter_token_latency", AFTER_FIRST, _after_the_first,
+        "where the first chunk holds several tokens, they are all left out of the output tokens",
+    ),
     Definition(
         "mlx", TPOT, "1 / generation_tps", "(time of the last token - of the first) / output tokens",
         lambda totals: (totals.total_s - totals.first_s) / totals.output_tokens,

@@ -272,7 +272,7 @@ def test_one_run_by_every_definition() -> None:
         ("lmdeploy", RATE): 3 / 5,
         ("lmdeploy", POSITIONS): [2 / 3, 1 / 3],
         ("aiperf", LENGTH): 2.0,
-        ("aiperf", RATE): 3 / 5,
+        ("aiperf", RATE): 60,
         ("transformers", LENGTH): 1.0,
         ("openvino", RATE): 2 / 4,
         ("onnxruntime", LENGTH): 7 / 3,

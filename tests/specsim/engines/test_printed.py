@@ -58,6 +58,22 @@ def test_onnxruntime_divides_by_evaluated_drafts(stats: dict[str, object]) -> No
     assert value("vllm", RATE, totals) < value("onnxruntime", RATE, totals)
 
 
+def test_aiperf_prints_two_means() -> None:
+    """What AIPerf 0.13 makes of two requests, of 4 and 12 rounds."""
+    accepted = np.array([3, 3, 3, 3, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0])
+    totals = Totals.of(Rounds(np.full(16, 3), accepted, sequence_id=np.repeat([0, 1], [4, 12])), 31)
+    printed = {number.printed: number.value(totals) for number in find_definitions(LENGTH, "aiperf")}
+    printed |= {number.printed: number.value(totals) for number in find_definitions(RATE, "aiperf")}
+    assert printed == pytest.approx(
+        {
+            "spec_decode_acceptance_length": 2.625,
+            "spec_decode_token_weighted_acceptance_length": 1.9375,
+            "spec_decode_draft_acceptance_rate": 54.166666666666664,
+            "spec_decode_overall_draft_acceptance_rate": 31.25,
+        }
+    )
+
+
 TIMES = [  # engine, output tokens, seconds until the first and the last token, TPOT as printed in seconds
     ("llamacpp", 96, 0.060419, 0.060419 + 0.443672, 0.00467),
     *(
