@@ -164,16 +164,16 @@ DEFINITIONS = (
     Definition("lmdeploy", RATE, "Draft acceptance rate", SHARE, _accepted_share),
     Definition("lmdeploy", POSITIONS, "Per-position acceptance rate", OF_ALL, _of_all_rounds, SCHEDULE),
     Definition(
-        "aiperf", LENGTH, "spec_decode_acceptance_length", f"mean over requests of {BONUS}",
+        "aiperf", LENGTH, "Acceptance Length", f"mean over requests of {BONUS}",
         lambda totals: totals.means[0], BY_REQUEST,
     ),
-    Definition("aiperf", LENGTH, "spec_decode_token_weighted_acceptance_length", BONUS, _bonus_included, OF_ANY),
+    Definition("aiperf", LENGTH, "Token-Weighted Acceptance Length", BONUS, _bonus_included, OF_ANY),
     Definition(
-        "aiperf", RATE, "spec_decode_draft_acceptance_rate", f"mean over requests of {SHARE}, in percent",
+        "aiperf", RATE, "Draft Acceptance Rate", f"mean over requests of {SHARE}, in percent",
         lambda totals: 100 * totals.means[1], BY_REQUEST,
     ),
     Definition(
-        "aiperf", RATE, "spec_decode_overall_draft_acceptance_rate", f"{SHARE}, in percent",
+        "aiperf", RATE, "Overall Draft Acceptance Rate", f"{SHARE}, in percent",
         lambda totals: 100 * _accepted_share(totals), OF_ANY,
     ),
     Definition(
@@ -186,12 +186,12 @@ DEFINITIONS = (
         "a request's last round is not counted, drafted or accepted; accepted = output tokens - iterations holds it",
     ),
     Definition(
-        "onnxruntime", LENGTH, "mean_emitted_tokens_per_round", "tokens that rounds output / rounds",
+        "onnxruntime-genai", LENGTH, "mean_emitted_tokens_per_round", "tokens that rounds output / rounds",
         lambda totals: (totals.output_tokens - totals.plain_steps) / totals.rounds,
         "steps without a draft and their tokens are left out",
     ),
     Definition(
-        "onnxruntime", RATE, "acceptance_rate", "accepted tokens / drafted tokens up to the first rejected one",
+        "onnxruntime-genai", RATE, "acceptance_rate", "accepted tokens / drafted tokens up to the first rejected one",
         lambda totals: totals.accepted / totals.evaluated,
         "tokens after the first rejected one are not in the denominator, so it is above other engines' rates",
     ),
@@ -202,7 +202,7 @@ DEFINITIONS = (
     Definition(
         "guidellm", TPOT, "time_per_output_token_ms", "time of the last token / output tokens",
         lambda totals: totals.total_s / totals.output_tokens,
-        "holds the wait for the first token; its inter_token_latency_ms, and tpot_ms of --goodput, are others' TPOT",
+        "holds the wait for the first token; its inter_token_latency_ms, and tpot_ms of its goodput, are others' TPOT",
     ),
     Definition(
         "aiperf", TPOT, "inter_token_latency", AFTER_FIRST, _after_the_first,

@@ -48,7 +48,7 @@ def read_stats(paths: Sequence[Path]) -> ImportedRecords:
         raise InputError(f"{paths[0]} holds no round with a draft; {STATS}")
     return ImportedRecords(
         None,
-        "onnxruntime",
+        "onnxruntime-genai",
         requests=len(outputs),
         output_tokens=tuple(outputs),
         sums=(rounds, proposed, accepted),
