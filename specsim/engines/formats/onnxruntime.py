@@ -33,7 +33,7 @@ def read_stats(paths: Sequence[Path]) -> ImportedRecords:
     outputs = []
     for name, record in json_records(paths, skipped, invalid=STATS):
         stats = checked(record, name, Stats, invalid=STATS)
-        counts = {key: count(stats[key], f"{name}: {key}") for key in sums}  # type: ignore[literal-required]
+        counts = {key: count(stats[key], f"{name}: {key}") for key in sums}
         rounds, proposed, evaluated, accepted, emitted, fallback = counts.values()
         if not accepted <= evaluated <= min(proposed, accepted + rounds):
             raise InputError(f"{name}: {accepted} of {evaluated} of {proposed} drafts in {rounds} rounds; export again")
