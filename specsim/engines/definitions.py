@@ -111,6 +111,11 @@ def _of_rounds_that_verified_it(totals: Totals) -> list[float]:
     return [float(share) for share in accepted / np.maximum(verified, 1)]
 
 
+def _without_last_rounds(totals: Totals) -> float:
+    drafted = totals.drafted - totals.last[0]
+    return (totals.accepted - totals.last[1]) / drafted if drafted else np.nan
+
+
 def _after_the_first(totals: Totals) -> float:
     return (totals.total_s - totals.first_s) / (totals.output_tokens - 1)
 
@@ -182,7 +187,7 @@ DEFINITIONS = (
     ),
     Definition(
         "openvino", RATE, "get_draft_acceptance_rate", "accepted tokens / drafted tokens, without each last round",
-        lambda totals: (totals.accepted - totals.last[1]) / (totals.drafted - totals.last[0]),
+        _without_last_rounds,
         "a request's last round is not counted, drafted or accepted; accepted = output tokens - iterations holds it",
     ),
     Definition(
@@ -252,6 +257,7 @@ def engine_counts(priced: PricedTrace, policy: Policy, conventions: Conventions,
     prefilled = priced.trace.sequences if conventions.first_token == "prefill" else 0
     totals = Totals.of(rounds_of(played.rounds, priced.trace, conventions), int(played.output_tokens.sum()) + prefilled)
     own = [number for number in DEFINITIONS if number.engine == conventions.engine and number.quantity != TPOT]
+    values = {number.printed: number.value(totals) for number in own} if totals.drafted else {}
     return {
         "engine": conventions.engine,
         "num_drafts": totals.rounds,
@@ -259,5 +265,5 @@ def engine_counts(priced: PricedTrace, policy: Policy, conventions: Conventions,
         "num_accepted_tokens": totals.accepted,
         "drafted_per_position": totals.by_depth.drafted.tolist(),
         "accepted_per_position": totals.by_depth.accepted.tolist(),
-        "printed": {number.printed: number.value(totals) for number in own} if totals.drafted else {},
+        "printed": {name: value for name, value in values.items() if np.isfinite(value).all()},
     }

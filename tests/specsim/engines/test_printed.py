@@ -52,6 +52,10 @@ def test_openvino_leaves_out_the_last_round(request_: dict[str, object]) -> None
     assert value("openvino", RATE, totals) == pytest.approx(request_["draft_acceptance_rate"])
 
 
+def test_openvino_has_no_rate_of_a_single_round() -> None:
+    assert np.isnan(value("openvino", RATE, totals_of([3], [2], 4)))
+
+
 @pytest.mark.parametrize("stats", ONNXRUNTIME)
 def test_onnxruntime_divides_by_evaluated_drafts(stats: dict[str, object]) -> None:
     drafted, accepted = (list(column) for column in zip(*stats["per_round"], strict=True))  # type: ignore[call-overload]
