@@ -66,12 +66,14 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
         from specsim.engines.as_engine import as_engine
         from specsim.engines.conventions import find_conventions
         from specsim.engines.definitions import engine_counts
-        from specsim.trace.accepted import accepted_by, shares_noise
-        from specsim.trace.joined import LOOKUP
+        from specsim.trace.accepted import accepted_by, rule_of, shares_noise
+        from specsim.trace.joined import LOOKUP, SUFFIX
 
         conventions = find_conventions(engine)
         shared = shares_noise(trace)
-        if options.accept is None and conventions.engine in RULES and not shared:
+        drafts_text = trace.meta.get("drafter_kind") in (LOOKUP, SUFFIX)  # accepted alike by every rule
+        sampled = rule_of(trace) is not None and not drafts_text and not shared
+        if options.accept is None and conventions.engine in RULES and sampled:
             trace = accepted_by(trace, find_rule(conventions.engine))
         trace, cut_off = as_engine(trace, conventions, max_output_tokens=options.max_output_tokens)
     priced = PricedTrace(trace, costs.read())
