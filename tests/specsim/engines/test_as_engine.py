@@ -56,7 +56,9 @@ def plain_rounds(
         rounds = []
         while t < end:
             k = ks[begin + t]
-            drafted = min(k, limit - t - 1) if conventions.clips_draft else k
+            drafted = {"K": k, "min(K, remaining - 1)": min(k, limit - t - 1), "min(K, remaining)": min(k, limit - t)}[
+                conventions.last_draft
+            ]
             accepted = min(drafted, int(trace.match_len[begin + t]))
             following = t + accepted + 1
             if t + accepted == length and conventions.accepts_end != "always":  # an end of text, and nothing after it
@@ -111,14 +113,14 @@ def test_a_text_that_ends_before_the_limit_ends_as_the_engine_has_it(engine: str
 @pytest.mark.parametrize("engine", CONVENTIONS)
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_a_recording_that_goes_on_behind_an_end_of_text_tells_what_is_accepted_there(engine: str, k: int) -> None:
-    """Of engines that clip drafts, nothing."""
+    """Of engines that do not count it, nothing."""
     trace = generate(IID(0.8), sequences=30, output_tokens=40, depth=8, seed=k)
     token, draft_token = np.ones_like(trace.token), np.ones_like(trace.draft_token)
     token[trace.offsets[:-1] + 19] = token[trace.offsets[:-1] + 25] = 99  # a second end of text, after the output
     trace = dataclasses.replace(trace, token=token, draft_token=draft_token, meta=trace.meta | {"eos_token_id": [99]})
     conventions = find_conventions(engine)
     clipped = dataclasses.replace(trace.shortened(20), budget_tokens=trace.budget_tokens)
-    clips = conventions.clips_draft
+    clips = not conventions.counts_past_limit
     expected = plain_rounds(clipped, k, 30, conventions) if clips else plain_rounds(trace, k, 20, conventions)
     assert replayed_rounds(trace, FixedK(k), 30, conventions) == expected
     assert any(t + accepted > 20 for sequence in expected for t, _, accepted in sequence) == (not clips and k > 1)
