@@ -70,14 +70,14 @@ def recording(
     Some engines count what they accept beyond the limit and behind an end of text; then the recording goes on there.
     """
     settings = RecordSettings(depth, recorded_tokens(engine, depth, max_new_tokens), Sampler("greedy"))
-    endless = dataclasses.replace(pair, eos_token_ids=()) if engine.conventions.counts_past_limit else pair
+    endless = dataclasses.replace(pair, eos_token_ids=()) if engine.conventions.counts_past_end else pair
     trace = record(endless, prompts, settings, lambda done, total: progress("record", done, total))
     return dataclasses.replace(trace, meta={**trace.meta, "eos_token_id": list(pair.eos_token_ids)})
 
 
 def recorded_tokens(engine: Engine, depth: int, max_new_tokens: int) -> int:
     """Return the maximum output tokens of a recording for this engine."""
-    return max_new_tokens + (depth if engine.conventions.counts_past_limit else 0)
+    return max_new_tokens + (depth if engine.conventions.counts_past_end else 0)
 
 
 def check_recording(

@@ -22,7 +22,7 @@ class OnnxruntimeEngine(Engine):
 
     name = "onnxruntime-genai"
     package = "onnxruntime-genai"
-    lookup_rule = NgramRule(2, 3, "first", "stop")
+    lookup_rule = NgramRule(2, 2, "last", "stop")
 
     def convert(self, pair: Pair, folder: Path) -> None:
         save_models(pair, folder)
@@ -33,7 +33,8 @@ class OnnxruntimeEngine(Engine):
         return FixedK(setting.k)
 
     def run(self, job: Job, setting: Setting) -> EngineRun:
-        description = {**job.as_dict(), "k": setting.k, "max_ngram": self.lookup_rule.max_ngram}
+        # Its ngram_size counts the token that an n-gram predicts, too.
+        description = {**job.as_dict(), "k": setting.k, "ngram_size": self.lookup_rule.max_ngram + 1}
         result = run_apart(PROCESS, description, job.folder, python=self.python)
         return EngineRun(result["outputs"], [rounds_of(counters) for counters in result["counters"]])
 

@@ -24,7 +24,7 @@ class OpenVinoEngine(Engine):
     name = "openvino"
     modules = ("gguf",)
     package = "openvino-genai"
-    lookup_rule = NgramRule(1, 3, "first", "stop", overlapping=False)
+    lookup_rule = NgramRule(1, 3, "first", "stop")
 
     def convert(self, pair: Pair, folder: Path) -> None:
         models = models_of(pair) if isinstance(pair.drafter, IndependentKind) else [("target", pair.target)]
@@ -41,14 +41,15 @@ class OpenVinoEngine(Engine):
 
     def run(self, job: Job, setting: Setting) -> EngineRun:
         description = {**job.as_dict(), "k": setting.k, "max_ngram": self.lookup_rule.max_ngram}
-        return run_of(run_apart(PROCESS, description, job.folder, python=self.python))
+        return run_of(run_apart(PROCESS, description, job.folder, python=self.python), job.max_new_tokens)
 
 
-def run_of(result: dict[str, Any]) -> EngineRun:
+def run_of(result: dict[str, Any], max_new_tokens: int) -> EngineRun:
     """Read what a process returned.
 
     emitted : of every prompt, tokens that each pass of the target put out, the first of them over the prompt
-    draft_passes : of every prompt, a drafted token each; None where lookup drafts
+    draft_passes : of every prompt, a drafted token each, but for one that is made when a single token is left, and
+        that the target does not verify; None where lookup drafts
     """
     rounds: list[list[tuple[int | None, int]]] = [
         [(None, tokens - 1) for tokens in emitted[1:]] for emitted in result["emitted"]
@@ -56,4 +57,5 @@ def run_of(result: dict[str, Any]) -> EngineRun:
     if None in result["draft_passes"]:
         return EngineRun(result["outputs"], rounds)
     accepted = sum(tokens for sequence in rounds for _, tokens in sequence)
-    return EngineRun(result["outputs"], rounds, Sums(None, sum(result["draft_passes"]), accepted))
+    unverified = sum(sum(emitted[:-1]) == max_new_tokens - 1 for emitted in result["emitted"])
+    return EngineRun(result["outputs"], rounds, Sums(None, sum(result["draft_passes"]) - unverified, accepted))

@@ -289,13 +289,13 @@ def _explain_rounds(engine: str | None) -> Answer:
             each.last_draft
             + (f"; lookup: {each.lookup_last_draft}" if each.lookup_last_draft else "")
             + ("; lookup pads to K" if each.pads_lookup else ""),
-            *("yes" if fact else "no" for fact in (each.counts_past_limit, each.counts_empty, each.drafts_ahead)),
+            *("yes" if fact else "no" for fact in (each.counts_past_end, each.counts_empty, each.drafts_ahead)),
             f"{'goes on' if each.drafts_past_end else 'ends'}; accepted: {each.accepts_end}",
             each.source,
         ]
         for each in conventions
     ]
-    columns = ["engine", "first token from", "longest last draft", "counts tokens past the limit"]
+    columns = ["engine", "first token from", "longest last draft", "counts tokens past the end"]
     columns += [
         "counts rounds without a draft",
         "drafts in the previous step",

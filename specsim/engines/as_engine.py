@@ -72,8 +72,11 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
     lookup = trace.meta.get("drafter_kind") == LOOKUP
     last_draft = (conventions.lookup_last_draft if lookup else None) or conventions.last_draft
     cut_off = 0
-    if conventions.counts_past_limit:
-        cut_off = int((trace.output_tokens < output_tokens + trace.depth).sum())
+    if conventions.counts_past_end:
+        counted = output_tokens + trace.depth
+        if last_draft != "K":
+            counted = np.minimum(counted, budget)
+        cut_off = int((trace.output_tokens < counted).sum())
     else:
         most_accepted = remaining
         if last_draft == "K":  # what matches beyond the limit is drafted and not counted

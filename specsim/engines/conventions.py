@@ -20,8 +20,8 @@ class Conventions:
     last_draft : longest draft of a request's last rounds: K; as many tokens as the output has room for (remaining); or
         one less, because the target adds a token
     lookup_last_draft : the same of prompt lookup, where it differs; None where it does not
-    counts_past_limit : whether what is accepted beyond the limit on output tokens, or behind an end of text, is
-        counted, though it is never output. If not, an engine that makes whole drafts makes none for a last token
+    counts_past_end : whether what is accepted of a draft beyond the limit on output tokens, or behind an end of text,
+        is counted, though it is never output. If not, an engine that makes whole drafts makes none for a last token
     counts_empty : whether rounds that drafted nothing count as rounds of speculation
     pads_lookup : whether a round of prompt lookup verifies K + 1 tokens whatever was found, so that it costs as much
         without a match
@@ -41,7 +41,7 @@ class Conventions:
     version: str
     first_token: Literal["prefill", "round"]
     last_draft: LastDraft
-    counts_past_limit: bool
+    counts_past_end: bool
     counts_empty: bool
     drafts_ahead: bool
     drafts_past_end: bool
@@ -59,7 +59,7 @@ CONVENTIONS = {
             version="0.1",
             first_token="round",
             last_draft="min(K, remaining - 1)",
-            counts_past_limit=False,
+            counts_past_end=False,
             counts_empty=True,
             drafts_ahead=False,
             drafts_past_end=False,
@@ -71,7 +71,7 @@ CONVENTIONS = {
             version="0.32.0",
             first_token="prefill",
             last_draft="K",
-            counts_past_limit=True,
+            counts_past_end=True,
             counts_empty=False,
             drafts_ahead=SERVERS["vllm"].drafts_ahead,
             drafts_past_end=True,
@@ -84,7 +84,7 @@ CONVENTIONS = {
             version="2026.10 (0c1e57098)",
             first_token="prefill",
             last_draft="min(K, remaining - 1)",
-            counts_past_limit=False,
+            counts_past_end=False,
             counts_empty=False,
             drafts_ahead=SERVERS["llamacpp"].drafts_ahead,
             drafts_past_end=True,
@@ -96,7 +96,7 @@ CONVENTIONS = {
             version="5.23",
             first_token="round",
             last_draft="min(K, remaining - 1)",
-            counts_past_limit=False,
+            counts_past_end=False,
             counts_empty=True,
             drafts_ahead=False,
             drafts_past_end=False,
@@ -110,20 +110,21 @@ CONVENTIONS = {
             version="2026.4.1",
             first_token="prefill",
             last_draft="min(K, remaining - 1)",
-            counts_past_limit=False,
+            counts_past_end=False,
             counts_empty=True,
             drafts_ahead=False,
             drafts_past_end=False,
-            accepts_end="always",
+            accepts_end="never",
             pads_lookup=True,
-            source="run on a CPU: tokens of every pass of the target, and draft passes of every request",
+            source="run on a CPU: tokens of every pass of the target, and draft passes of every request; for a last "
+            "token the draft model makes a pass all the same, and its token is not verified",
         ),
         Conventions(
             engine="onnxruntime-genai",
             version="0.18.0",
             first_token="round",
             last_draft="min(K, remaining)",
-            counts_past_limit=False,
+            counts_past_end=True,
             counts_empty=False,
             drafts_ahead=False,
             drafts_past_end=True,
@@ -135,7 +136,7 @@ CONVENTIONS = {
             version="mlx-lm 0.32.2",
             first_token="round",
             last_draft="min(K, remaining)",
-            counts_past_limit=False,
+            counts_past_end=False,
             counts_empty=True,
             drafts_ahead=False,
             drafts_past_end=True,

@@ -28,7 +28,6 @@ class NgramRule:
     min_ngram, max_ngram : tokens of the shortest and of the longest n-gram that is looked up
     occurrence : which of several occurrences is copied
     at_end : whether a draft ends with the text, or goes on with its own tokens
-    overlapping : whether an occurrence may share tokens with the n-gram at the text's end
 
     Raises InputError for lengths that are not 1 <= min_ngram <= max_ngram <= 64.
 
@@ -41,7 +40,6 @@ class NgramRule:
     max_ngram: int = 3
     occurrence: Literal["first", "last"] = "last"
     at_end: Literal["stop", "copy"] = "copy"
-    overlapping: bool = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_ngram <= self.max_ngram <= MAX_RULE_NGRAM:
@@ -90,8 +88,7 @@ class NgramIndex:
             for n in range(rule.min_ngram, min(rule.max_ngram, end) + 1):
                 ngram = tuple(text[end - n :])
                 if ngram in after:
-                    if rule.overlapping or after[ngram] <= end - n:
-                        self.matched, self.start = n, after[ngram]
+                    self.matched, self.start = n, after[ngram]
                     if rule.occurrence == "first":
                         continue
                 after[ngram] = end

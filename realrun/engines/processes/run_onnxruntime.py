@@ -54,7 +54,7 @@ def main(given: str, made: str) -> None:
     model = onnxruntime_genai.Model(str(configure(job)))
     speculation: dict[str, Any] = {"max_draft_tokens": job["k"], "min_adaptive_k": 0, "cooldown": False}
     if job["lookup"]:
-        speculation["ngram_size"] = job["max_ngram"]
+        speculation["ngram_size"] = job["ngram_size"]
     search: dict[str, Any] = {"batch_size": 1, "do_sample": bool(job["temperature"])}
     if job["temperature"]:
         search |= {"temperature": job["temperature"], "top_k": 0, "top_p": 1.0}

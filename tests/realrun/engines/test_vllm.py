@@ -216,7 +216,8 @@ def test_an_environment_without_vllm_is_named(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("SPECSIM_VLLM_PYTHON", sys.executable)
     assert_refused(
         call("realrun", "engine", "check", "--engine", "vllm"),
-        f"{sys.executable} is not a Python with vLLM; make one with `nox -s vllm`, or name another in SPECSIM_VLLM_PYTHON",
+        f"{sys.executable} is not a Python with vLLM; make one with `nox -s vllm`, or name another in "
+        "SPECSIM_VLLM_PYTHON",
     )
     monkeypatch.delenv("SPECSIM_VLLM_PYTHON")
     monkeypatch.chdir(tmp_path)
