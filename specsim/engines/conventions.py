@@ -133,7 +133,7 @@ CONVENTIONS = {
         ),
         Conventions(
             engine="mlx",
-            version="mlx-lm 0.32.2",
+            version="0.32.2",
             first_token="round",
             last_draft="min(K, remaining)",
             counts_past_end=False,
