@@ -105,7 +105,7 @@ def vllm(session: nox.Session) -> None:
 @nox.session(requires=["vllm"])
 def engines(session: nox.Session) -> None:
     """Inference engines, vLLM among them, really run: the slow tests of realrun/engines."""
-    install(session, "real", "dev", "engines")
+    install(session, "real", "dev", "engines", "openvino", "onnxruntime", "mlx")
     session.run("pytest", "-m", "slow", "tests/realrun/engines", *session.posargs, env=ENVIRONMENT)
 
 
