@@ -61,7 +61,7 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
     if options.max_output_tokens is not None and engine is None:
         raise InputError("--max-output-tokens is an engine's limit; name the engine with --as")
     if engine is not None:  # the engines' modules are not loaded otherwise
-        from specsim.cost.model import PaddedCost
+        from specsim.cost.model import FullDraftCost
         from specsim.engines.acceptance_rules import RULES, find_rule
         from specsim.engines.as_engine import as_engine
         from specsim.engines.conventions import find_conventions
@@ -78,12 +78,8 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
         trace, cut_off = as_engine(trace, conventions, max_output_tokens=options.max_output_tokens)
     priced = PricedTrace(trace, costs.read())
     part, chosen, learned_on = fitted_part(priced, options.policy, options.settings, options.tuning_share, options.seed)
-    if (
-        engine is not None
-        and getattr(conventions, "pads_lookup", False)
-        and part.trace.meta.get("drafter_kind") == LOOKUP
-    ):
-        part = PricedTrace(part.trace, PaddedCost(part.cost, chosen.max_draft_tokens))
+    if engine is not None and conventions.pads_lookup and part.trace.meta.get("drafter_kind") == LOOKUP:
+        part = PricedTrace(part.trace, FullDraftCost(part.cost, chosen.max_draft_tokens))
     prediction = predict_fitted(part, chosen, learned_on, expected=options.expected, seed=options.seed)
     oracle = oracle_name([type(prediction.policy)])
     document = {

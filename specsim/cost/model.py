@@ -247,7 +247,7 @@ class SpaceCost(CostModel):
 
 
 @dataclass(frozen=True)
-class PaddedCost(CostModel):
+class FullDraftCost(CostModel):
     """Costs of an engine that verifies K + 1 tokens in every round, whatever was drafted.
 
     OpenVINO GenAI's prompt lookup does so, also where it finds no match.
@@ -261,9 +261,9 @@ class PaddedCost(CostModel):
     Examples
     --------
     >>> import specsim
-    >>> from specsim.cost.model import PaddedCost
+    >>> from specsim.cost.model import FullDraftCost
     >>> cost = specsim.read_cost("example:llama-3.1-8b-eagle-h100")
-    >>> bool(PaddedCost(cost, 31).verify(1, 1000) == cost.verify(32, 1000))
+    >>> bool(FullDraftCost(cost, 31).verify(1, 1000) == cost.verify(32, 1000))
     True
     """
 

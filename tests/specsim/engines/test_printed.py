@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from specsim.acceptance.sources import Rounds
-from specsim.cost.model import CostModel, PaddedCost
+from specsim.cost.model import CostModel, FullDraftCost
 from specsim.engines.definitions import LENGTH, RATE, TPOT, Totals, find_definitions
 from specsim.engines.formats.records import ImportedRecords
 from specsim.engines.formats.registry import read_any, recognise
@@ -172,5 +172,5 @@ class PerToken(CostModel):
 def test_lookup_that_is_padded_pays_for_misses() -> None:
     """8 tokens that repeat nothing: 8 rounds without a draft, each a pass over 1 token, or over K + 1 = 4."""
     trace = lookup_trace([TokenText([1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11], "all", 8)], NgramRule(), 3)
-    plain, padded = (PricedTrace(trace, cost).replay(FixedK(3)) for cost in (PerToken(), PaddedCost(PerToken(), 3)))
+    plain, padded = (PricedTrace(trace, cost).replay(FixedK(3)) for cost in (PerToken(), FullDraftCost(PerToken(), 3)))
     assert plain.seconds.sum() == pytest.approx(8e-3) and padded.seconds.sum() == pytest.approx(8 * 4e-3)
