@@ -51,6 +51,9 @@ def run(app: typer.Typer) -> None:
             raise
         print(missing_module(error), file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
+    except MemoryError as error:
+        print(f"error: {one_line(_what_lacks(error))}", file=sys.stderr)
+        raise SystemExit(BAD_INPUT) from None
     except OSError as error:
         print(f"error: {one_line(_what_failed(error))}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
@@ -95,6 +98,11 @@ def _no_lost_interrupt() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = hook
+
+
+def _what_lacks(error: MemoryError) -> str:
+    """Describe a lack of memory; NumPy and Arrow say how much they wanted."""
+    return f"memory is used up ({str(error)[:200] or 'out of memory'}); give smaller input, or the machine more memory"
 
 
 def _what_failed(error: OSError) -> str:
