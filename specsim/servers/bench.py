@@ -164,14 +164,13 @@ class _Journal:
         self.path = path
         self.blocks: dict[tuple[int, int], dict[str, _Answers]] = {}
         facts = [asdict(each.facts) for each in (server, base) if each is not None]
-        head = json.loads(json.dumps({"settings": {"digest": digest(json.dumps(settings))}, "servers": facts}))
+        self.head = head = json.loads(json.dumps({"settings": {"digest": digest(json.dumps(settings))}, "servers": facts}))
         text = path.read_bytes() if path is not None and path.is_file() else b""
         whole = text[: text.rfind(b"\n") + 1]
         lines = [parse_json(line, str(path), invalid=DAMAGED) for line in whole.splitlines()]
         if path is not None and text != whole:
             path.write_bytes(whole)
         if not lines:
-            self._write(head)
             return
         for part, other in (("settings", "other settings or prompts"), ("servers", "a server that changed since")):
             if lines[0].get(part) != head[part]:
@@ -185,6 +184,8 @@ class _Journal:
 
     def add(self, block: _Block, arms: dict[str, _Answers]) -> None:
         """Keep a finished block."""
+        if not self.blocks:
+            self._write(self.head)
         self.blocks[block.clients, block.number] = arms
         kept = {name: asdict(_Kept(*answers)) for name, answers in arms.items()}
         self._write({"clients": block.clients, "number": block.number, "arms": kept})

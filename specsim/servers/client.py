@@ -30,6 +30,7 @@ INSTALL = "benchmarks of servers need httpx2: pip install -c constraints.txt '.[
 PAGE_S = 30.0  # for a page
 TIMEOUT_S = 600.0  # without any byte of a response
 TOKEN_BYTES = 2**12  # of a streamed response, for every token that was asked for
+PORTS = {None, *range(1, 2**16)}
 CREDENTIALS = re.compile(r"(?:(?<=//)|^)[^/?#]*@|[?#].*", re.DOTALL)  # of a URL: user and password, and a query
 NO_SERVER = "give an OpenAI-compatible server of vLLM, SGLang or llama.cpp"
 TEXTS = ("content", "reasoning_content", "reasoning")
@@ -49,7 +50,7 @@ def connect(url: str) -> httpx2.AsyncClient:
     limits = httpx2.Limits(max_keepalive_connections=0)  # llama-server closes them without notice after a stream
     try:
         address = httpx2.URL(url)
-        if address.scheme not in ("http", "https") or not address.host:
+        if address.scheme not in ("http", "https") or not address.host or address.port not in PORTS:
             raise ValueError
         return httpx2.AsyncClient(
             base_url=url.rstrip("/").removesuffix("/v1"),
@@ -76,12 +77,14 @@ async def _parts(response: httpx2.Response, url: str, most_bytes: int) -> AsyncI
 
 
 async def _lines(response: httpx2.Response, url: str, most_bytes: int) -> AsyncIterator[str]:
-    rest = b""
+    rest: list[bytes] = []  # of a line that goes on
     async for part in _parts(response, url, most_bytes):
-        *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
-            yield line.decode(errors="replace")
-    yield rest.decode(errors="replace")
+        end, *more = part.split(b"\n")
+        rest.append(end)
+        for begin in more:
+            yield b"".join(rest).decode(errors="replace")
+            rest = [begin]
+    yield b"".join(rest).decode(errors="replace")
 
 
 async def _page(client: httpx2.AsyncClient, path: str, url: str) -> str | None:
