@@ -164,7 +164,9 @@ class _Journal:
         self.path = path
         self.blocks: dict[tuple[int, int], dict[str, _Answers]] = {}
         facts = [asdict(each.facts) for each in (server, base) if each is not None]
-        self.head = head = json.loads(json.dumps({"settings": {"digest": digest(json.dumps(settings))}, "servers": facts}))
+        self.head = head = json.loads(
+            json.dumps({"settings": {"digest": digest(json.dumps(settings))}, "servers": facts})
+        )
         text = path.read_bytes() if path is not None and path.is_file() else b""
         whole = text[: text.rfind(b"\n") + 1]
         lines = [parse_json(line, str(path), invalid=DAMAGED) for line in whole.splitlines()]

@@ -187,7 +187,11 @@ def doctor(
     for clients in clear:
         rounds = Rounds(costs, rates, _running(_arm(main, BASELINE, clients)))
         levels.append(_level(main, clients, rounds, k, drafter, seed))
-        causes += find_causes(rounds, k, facts.engine, drafter)
+        speedup = levels[-1].speedup
+        doubt = math.sqrt(
+            speedup.high / speedup.low
+        )  # a cause that costs less than the measurement leaves open is none
+        causes += [cause for cause in find_causes(rounds, k, facts.engine, drafter) if cause.gain > doubt]
     lengths = sorted({each.speculative.draft_tokens or measured for each in read})
     if len(lengths) == 1 and draft_step_s is None:
         other = 1 if k > 2 else 2 * k + 1

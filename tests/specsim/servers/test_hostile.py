@@ -135,7 +135,7 @@ PAGES: dict[str, tuple[str, Answer, str]] = {  # other paths
     "endless metrics": ("/metrics", endless(HEAD + b"\r\n", b"vllm:x 1\n" * 9999), "more than 16 MiB"),
     "metrics hang": ("/metrics", hang, "does not answer (TimeoutError)"),
 }
-NAME = "vllm:spec_decode_num_"
+NAME, OUTPUT = "vllm:spec_decode_num_", "vllm:generation_tokens_total"
 
 
 def metrics(drafts: Any = 5, tokens: Any = 15, accepted: Any = 9, by_position: Any = (5, 2, 2), more: str = "") -> str:
@@ -178,7 +178,10 @@ COUNTERS: dict[str, tuple[str, str]] = {  # before and after a request of 12 tok
     "none drafted": ("", metrics(0, 0, 0, (0, 0, 0))),
     "HTML": ("<html>", "<html>"),
     "binary": ("\0\x1b[31m" * 999, "\0" * 999),
-    "of others": (metrics(0, 0, 0, (0, 0, 0), "vllm:generation_tokens_total 7\n"), FINE + "vllm:generation_tokens_total 9007\n"),
+    "of others": (
+        metrics(0, 0, 0, (0, 0, 0), "vllm:generation_tokens_total 7\n"),
+        FINE + "vllm:generation_tokens_total 9007\n",
+    ),
 }
 ADDRESSES: dict[str, tuple[tuple[object, ...], str]] = {  # arguments, and a part of the error
     **{
