@@ -162,7 +162,7 @@ class _Journal:
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any], server: Server, base: Server | None) -> None:
         self.path = path
-        self.blocks: dict[tuple[int, int], dict[str, _Answers]] = {}
+        self.blocks: dict[tuple[int, int], dict[ArmName, _Answers]] = {}
         facts = [asdict(each.facts) for each in (server, base) if each is not None]
         self.head = head = json.loads(
             json.dumps({"settings": {"digest": digest(json.dumps(settings))}, "servers": facts})
@@ -184,7 +184,7 @@ class _Journal:
                 name: _Answers(*(getattr(arm, key) for key in _Answers._fields)) for name, arm in answers.items()
             }
 
-    def add(self, block: _Block, arms: dict[str, _Answers]) -> None:
+    def add(self, block: _Block, arms: dict[ArmName, _Answers]) -> None:
         """Keep a finished block."""
         if not self.blocks:
             self._write(self.head)
@@ -218,7 +218,8 @@ async def _run(
     server: Server, base: Server | None, prompts: list[Prompt], plan: Mapping[int, int], minutes: float, source: str,
     journal: _Journal, progress: Progress,
 ) -> Bench:  # fmt: skip
-    servers = {SPECULATIVE: server} | ({} if base is None else {BASELINE: base, REPEAT: base})
+    servers: dict[ArmName, Server] = {SPECULATIVE: server}
+    servers |= {} if base is None else {BASELINE: base, REPEAT: base}
     own, notes, needed = _endless(prompts), [], sum(min(count, len(prompts)) for count in plan.values())
     if needed > len(prompts):
         notes.append(f"{needed} prompts are needed and {len(prompts)} given, so some repeat at another concurrency")

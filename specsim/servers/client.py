@@ -33,6 +33,7 @@ TOKEN_BYTES = 2**12  # of a streamed response, for every token that was asked fo
 PORTS = {None, *range(1, 2**16)}
 CREDENTIALS = re.compile(r"(?:(?<=//)|^)[^/?#]*@|[?#].*", re.DOTALL)  # of a URL: user and password, and a query
 NO_SERVER = "give an OpenAI-compatible server of vLLM, SGLang or llama.cpp"
+KNOWN = "version", "draft_tokens", "method"  # settings that are facts of their own
 TEXTS = ("content", "reasoning_content", "reasoning")
 
 
@@ -76,15 +77,18 @@ async def _parts(response: httpx2.Response, url: str, most_bytes: int) -> AsyncI
         yield part
 
 
-async def _lines(response: httpx2.Response, url: str, most_bytes: int) -> AsyncIterator[str]:
+async def _lines(response: httpx2.Response, url: str, most_bytes: int) -> AsyncIterator[tuple[float, str]]:
+    """Iterate over the lines of a response, each with the time of its arrival."""
     rest: list[bytes] = []  # of a line that goes on
+    now = 0.0
     async for part in _parts(response, url, most_bytes):
+        now = time.perf_counter()
         end, *more = part.split(b"\n")
         rest.append(end)
         for begin in more:
-            yield b"".join(rest).decode(errors="replace")
+            yield now, b"".join(rest).decode(errors="replace")
             rest = [begin]
-    yield b"".join(rest).decode(errors="replace")
+    yield now, b"".join(rest).decode(errors="replace")
 
 
 async def _page(client: httpx2.AsyncClient, path: str, url: str) -> str | None:
@@ -127,12 +131,11 @@ class Server:
             if response.status_code != 200:
                 text = b"".join([part async for part in _parts(response, url, MAX_BYTES)]).decode(errors="replace")
                 raise InputError(f"{url} answers {response.status_code}: {' '.join(text[:2000].split())[:200]}")
-            async for line in _lines(response, url, most_bytes):
+            async for now, line in _lines(response, url, most_bytes):
                 data = line.removeprefix("data:").strip()
                 ended = ended or data == "[DONE]"
                 if not line.startswith("data:") or data == "[DONE]":
                     continue
-                now = time.perf_counter()
                 chunk = parse_json(data, f"{url}: a streamed chunk", invalid=invalid)
                 if isinstance(chunk, dict) and chunk.get("error") is not None:
                     raise InputError(f"{url} answers {str(chunk['error'])[:200]}")
@@ -211,12 +214,10 @@ async def recognise(client: httpx2.AsyncClient, url: str, sampling: Mapping[str,
                 checked(page, f"{url}{adapter.page}", adapter.shape, invalid=NO_SERVER)
                 where = f"{url}/v1/models"
                 models = checked(_json(await _page(client, "/v1/models", url), where), where, Models, invalid=NO_SERVER)
-                facts = adapter.settings(page)
-                known = {name: facts.pop(name) for name in ("version", "draft_tokens", "method") if name in facts}
-                read = {"url": url, "engine": adapter.name, "model": models["data"][0]["id"], **known}
-                return Server(
-                    client, adapter, from_keys({**read, "settings": facts}, ServerFacts, url, NO_SERVER), sampling
-                )
+                settings = adapter.settings(page)
+                facts = {"url": url, "engine": adapter.name, "model": models["data"][0]["id"], "settings": settings}
+                facts |= {name: settings.pop(name) for name in KNOWN if name in settings}
+                return Server(client, adapter, from_keys(facts, ServerFacts, url, NO_SERVER), sampling)
     except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError) as error:
         raise InputError(why_silent(error, url)) from None
     known_engines = ", ".join(adapter.name for adapter in ADAPTERS)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
 from msgspec import Meta
@@ -23,13 +23,16 @@ from specsim.io.json import from_keys, read_json
 from specsim.replaying.intervals import Estimate, log_ratio_error, ratio_of_ratios
 from specsim.trace.trace import MAX_DEPTH
 
-KIND, VERSION = "specsim-bench", 1
-SPECULATIVE, BASELINE, REPEAT = "speculative", "baseline", "baseline, repeated"
+KIND: Final = "specsim-bench"
+VERSION: Final = 1
+SPECULATIVE: Final = "speculative"
+BASELINE: Final = "baseline"
+REPEAT: Final = "baseline, repeated"
 INVALID = "give what `specsim bench --out` wrote"
 MOST_BYTES = 2**28  # of a file
 MOST_CLIENTS = 10**6
 BURST_S, BURST_SHARE = 5e-4, 0.2  # see `arrived_at_once`
-MOST_BUFFERED = 0.1  # share of the pieces of text that may arrive together with the first
+MOST_BUFFERED = 0.1  # share of a response's pieces that may arrive together with the first
 OTHERS = "more tokens than were sent here: others used the server"
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_COUNT)]
@@ -169,10 +172,13 @@ class Arm:
 
     @property
     def share_at_once(self) -> float:
-        """Share of the pieces of text that arrived together with the first piece; 1 if no piece came later."""
+        """Share of a response's pieces that arrived together with its first piece; 1 if no piece came later.
+
+        It is the median over requests: a client that has to wait for its CPU gets pieces together now and then.
+        """
         if not self.columns[0].sum() > 0:
             return 1.0
-        return sum(max(r.at_once - 1, 0) for r in self.requests) / max(sum(r.deltas for r in self.requests), 1)
+        return float(np.median([max(r.at_once - 1, 0) / max(r.deltas, 1) for r in self.requests]))
 
     @property
     def buffered(self) -> bool:

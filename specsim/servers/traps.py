@@ -123,8 +123,8 @@ def _of_times(arm: Arm) -> list[Trap]:
         traps.append(
             Trap(
                 "buffered stream",
-                f"{100 * arm.share_at_once:.0f} % of the {arm.name} server's pieces of text arrive together with the "
-                "first of a response, so that the time between tokens is not seen",
+                f"{100 * arm.share_at_once:.0f} % of a response of the {arm.name} server arrive with its first "
+                "piece, so that the time between tokens is not seen",
                 "turn off the proxy's buffering (nginx: proxy_buffering off), or measure the server itself",
             )
         )

@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Any
 
 RECORDED = Path(__file__).parents[1] / "specsim" / "servers" / "recorded"  # of vLLM 0.32 and llama.cpp 2026.10
-PAUSE_S = 0.002  # between the events of a stream, which a server does not send at once
+PAUSE_S = 0.005  # between the events of a stream, which a server does not send at once
 Answer = bytes | Callable[[socket.socket], None]
 
 
