@@ -114,6 +114,8 @@ def _what_failed(error: OSError) -> str:
         return f"{place}your disk quota is used up; free some space, then run the command again"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{place}no permission ({error.strerror}); choose another place, or have its permissions changed"
+    if "No usable temporary directory" in str(error):
+        return "no folder for temporary files can be written; set TMPDIR to one that can"
     return f"{place}{' '.join(str(error.strerror or error).split())}; check path and permissions"
 
 
