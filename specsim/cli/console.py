@@ -51,7 +51,9 @@ def run(app: typer.Typer) -> None:
             raise
         print(missing_module(error), file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
-    except MemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "can't start new thread" not in str(error):
+            raise
         print(f"error: {one_line(_what_lacks(error))}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
     except OSError as error:
@@ -100,8 +102,8 @@ def _no_lost_interrupt() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
-def _what_lacks(error: MemoryError) -> str:
-    """Describe a lack of memory; NumPy and Arrow say how much they wanted."""
+def _what_lacks(error: Exception) -> str:
+    """Describe a lack of memory: NumPy and Arrow say how much they wanted, and a thread wants its stack."""
     return f"memory is used up ({str(error)[:200] or 'out of memory'}); give smaller input, or the machine more memory"
 
 
