@@ -52,9 +52,10 @@ def run(app: typer.Typer) -> None:
         print(missing_module(error), file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "can't start new thread" not in str(error):
+        line = _what_system_lacks(error)
+        if line is None:
             raise
-        print(f"error: {one_line(_what_lacks(error))}", file=sys.stderr)
+        print(f"error: {one_line(line)}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
     except OSError as error:
         print(f"error: {one_line(_what_failed(error))}", file=sys.stderr)
@@ -102,9 +103,14 @@ def _no_lost_interrupt() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
-def _what_lacks(error: Exception) -> str:
-    """Describe a lack of memory: NumPy and Arrow say how much they wanted, and a thread wants its stack."""
-    return f"memory is used up ({str(error)[:200] or 'out of memory'}); give smaller input, or the machine more memory"
+def _what_system_lacks(error: Exception) -> str | None:
+    """Describe a fault of the machine that Python does not report as an OSError; None for any other error."""
+    text = str(error)[:200]
+    if isinstance(error, MemoryError) or "can't start new thread" in text:  # NumPy says how much it wanted
+        return f"memory is used up ({text or 'out of memory'}); give smaller input, or the machine more memory"
+    if text.startswith("Symlink loop"):
+        return f"{text}; choose another path"
+    return None
 
 
 def _what_failed(error: OSError) -> str:
