@@ -61,7 +61,10 @@ class HttpServer:
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError), connection.makefile("rb") as file:
-            path = file.readline().decode().split(" ")[1]
+            line = file.readline().decode()
+            if not line:  # the client was killed
+                return
+            path = line.split(" ")[1]
             headers = dict(line.decode().rstrip().split(": ", 1) for line in iter(file.readline, b"\r\n"))
             length = int({name.lower(): value for name, value in headers.items()}.get("content-length", 0))
             if length:
