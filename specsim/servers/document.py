@@ -126,6 +126,8 @@ class Arm:
     other_tokens: Count = 0
 
     def __post_init__(self) -> None:
+        if all(request.output_tokens == 1 for request in self.requests):
+            raise InputError("answers of a single token have no time per token")
         if self.drafted is None and self.accepted is None:
             return
         drafted, accepted = self.drafted or [], self.accepted or []
