@@ -195,7 +195,7 @@ class Arm:
         """Decoding steps: rounds with a draft, and those that the counts show to have had none."""
         rounds = self.drafted[0] if self.drafted else self._sum("rounds")
         accepted = sum(self.accepted) if self.accepted else self._sum("accepted")
-        return max(float(rounds), float(self.columns[1].sum()) - accepted)
+        return max(float(rounds), float(self.columns[1].sum()) - accepted, 1.0)
 
     @property
     def tokens_per_round(self) -> float:
