@@ -30,7 +30,7 @@ DEFINITIONS = {
 
 def advice_result(document: Mapping[str, Any]) -> Result:
     """What a page shows of an advice. document : what `specsim advise --json` prints"""
-    from specsim.report import figures  # matplotlib is slow to import
+    from specsim.report import figures  # matplotlib is slow to import, and wants to write
 
     lengths = [
         {**length, "row_class": "best" if length["k"] == document["k"] else ""} for length in document["lengths"]

@@ -53,10 +53,11 @@ class RoundCosts:
         return np.multiply.outer(self.draft_s + concurrency * self.draft_token_s, np.asarray(draft_tokens, np.float64))
 
     def step(self, concurrency: float, draft_tokens: npt.ArrayLike) -> Seconds:
-        """Seconds of a decoding step, [R, ...]."""
+        """Seconds of a decoding step, [R, ...]; never 0, as a fit to contradictory steps may be."""
         speculates = np.asarray(draft_tokens) > 0
         host = np.multiply.outer(self.round_s, speculates)
-        return self.verify(concurrency, draft_tokens) + self.draft(concurrency, draft_tokens) + host
+        seconds = self.verify(concurrency, draft_tokens) + self.draft(concurrency, draft_tokens) + host
+        return np.maximum(seconds, MIN_SECONDS)
 
     def document(
         self, source: str, date: str, concurrency: tuple[int, int], lengths: tuple[int, int]
