@@ -349,6 +349,22 @@ def test_a_joined_table_by_hand() -> None:
     )
 
 
+def test_joined_costs_price_a_call_as_the_first_drafter_does() -> None:
+    cost = JoinedCost((ConstantCost(0.001, 0.020), catching_profile()))
+    assert (float(cost.draft(3, 8)), float(cost.verify(4, 8)), float(cost.autoregressive_step(8))) == (
+        0.003,
+        0.02,
+        0.02,
+    )
+    assert float(cost.catch_up(8)) == cost.policy_step() == cost.round_overhead() == 0
+
+
+def test_a_profile_without_the_time_of_a_predictors_score_charges_none() -> None:
+    document = profile_document()
+    assert "score_step" not in document["mean_s"]
+    assert profile_from_json(document, "here").score_step_s == 0
+
+
 def test_a_file_of_joined_costs_holds_each_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "cost.json"
     constants = {"s_d": 0.001, "s_t": 0.010}
