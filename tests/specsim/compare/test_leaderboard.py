@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
