@@ -47,8 +47,8 @@ def record(
     With --engine vllm the drafts are vLLM's own, of a draft model, prompt lookup, an EAGLE or an EAGLE-3 drafter;
     with --mode greedy or greedy-draft. With --engine llamacpp, llama.cpp decodes greedily, and its draft model
     continues the text at every position. Neither drafts ahead of the first output token, so that position has no
-    draft. An interrupted recording starts anew. vLLM needs an environment of its own: `nox -s vllm` makes it in this
-    folder, or SPECSIM_VLLM_PYTHON names its interpreter.
+    draft. An interrupted recording starts anew. vLLM needs an environment of its own: `nox -s vllm` makes it in the
+    source tree, or SPECSIM_VLLM_PYTHON names its interpreter.
 
     Example: realrun record trace --engine vllm --mode greedy --num-prompts 12 --batch 4
     """

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Protocol, runtime_checkable
 
-import numba as nb
 import numpy as np
 import torch
 
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
+from specsim.io.compiled import njit
 from specsim.policy.chain.base import Step
 from specsim.policy.switch.base import SwitchPolicy
 from specsim.policy.tree.base import TreePolicy
@@ -108,7 +108,7 @@ def params_of(policy: TreePolicy) -> tuple[Any, ...]:
     return policy.params
 
 
-@nb.njit(cache=True)
+@njit
 def layout(parents):  # type: ignore[no-untyped-def]
     """Lay out a tree of nodes 0 .. n - 1 below a root: depths [n + 1] and attention mask, bool [n + 1, n + 1].
 

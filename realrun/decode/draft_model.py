@@ -14,7 +14,6 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import numba as nb
 import numpy as np
 import torch
 from transformers import PreTrainedModel
@@ -29,6 +28,7 @@ from realrun.lm.clock import now
 from realrun.lm.number_type import refuse_logits
 from realrun.lm.static.sizes import Mirrored
 from specsim.io.arrays import Array
+from specsim.io.compiled import njit
 from specsim.io.errors import InputError
 from specsim.policy.chain.base import Step
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy, close_kept, limit_widths, new_tree
@@ -222,7 +222,7 @@ class TreeGrower:
             draft.probs = [drawn_from[parent] for parent in self.tree.parent[nodes].tolist()]
 
 
-@nb.njit(cache=True)
+@njit
 def expanded_nodes(widths, first, end, expanded):  # type: ignore[no-untyped-def]
     """List the nodes of first .. end - 1 that get children."""
     nodes = np.empty(expanded, np.int64)
@@ -234,7 +234,7 @@ def expanded_nodes(widths, first, end, expanded):  # type: ignore[no-untyped-def
     return nodes
 
 
-@nb.njit(cache=True)
+@njit
 def ingest(parent, slot, nodes, held):  # type: ignore[no-untyped-def]
     """Give these nodes the slots from `held` on; return the slots that each sees, bool [n, held + n]."""
     visible = np.zeros((len(nodes), held + len(nodes)), np.bool_)
@@ -247,7 +247,7 @@ def ingest(parent, slot, nodes, held):  # type: ignore[no-untyped-def]
     return visible
 
 
-@nb.njit(cache=True)
+@njit
 def add_level(tree, token, widths, slot, parents, count, level, columns):  # type: ignore[no-untyped-def]
     """Append the children of these nodes; return the number of nodes.
 
@@ -270,7 +270,7 @@ def add_level(tree, token, widths, slot, parents, count, level, columns):  # typ
     return count
 
 
-@nb.njit(cache=True)
+@njit
 def kept_nodes(parent, keep, count, kept):  # type: ignore[no-untyped-def]
     """List the kept nodes but the root, and their parents, numbered among them: -1 is the root."""
     nodes, parents = np.empty(kept, np.int64), np.empty(kept, np.int64)

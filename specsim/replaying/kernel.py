@@ -14,10 +14,15 @@ from typing import Any, TypeVar
 import numba as nb
 from numba.core import event
 
+from specsim.io.compiled import UNKEPT, njit
 from specsim.io.files import digest
 from specsim.policy.base import Policy
 
 COMPILING = "specsim: compiling policies, a few seconds each; those that ship with it are kept for the next process"
+UNKEPT_ONES = (
+    "specsim: compiling policies, a few seconds each; nothing is kept, as no cache can be written: "
+    "set NUMBA_CACHE_DIR to a folder that can"
+)
 OURS = ("specsim", "realrun")  # first letters of modules whose functions are announced; a user's own are not
 Fields = TypeVar("Fields", bound=tuple[Any, ...])
 Kernel = Callable[..., int]
@@ -34,7 +39,7 @@ class Announcement(event.Listener):
     def on_start(self, event: Any) -> None:
         if not self.said and event.data["dispatcher"].py_func.__module__.startswith(OURS):
             self.said = True
-            log.warning(COMPILING)
+            log.warning(UNKEPT_ONES if UNKEPT else COMPILING)
 
     def on_end(self, event: Any) -> None: ...
 
@@ -78,7 +83,7 @@ def specialise(kernel: Any, names: Mapping[str, Any], kind: type[Policy]) -> Ker
     version, functions = _version(kind), _step_functions(kind)  # type: ignore[arg-type]  # a class hashes well
     bound = _copy(kernel, {**names, **vars(functions)}, f"replay_{kind.name}_{version or 'unkept'}")
     compile_kernel: Callable[[Callable[..., int]], Kernel]
-    compile_kernel = nb.njit(cache=version is not None, nogil=True, error_model="numpy")
+    compile_kernel = (njit if version is not None else nb.njit)(nogil=True, error_model="numpy")
     return compile_kernel(bound)
 
 
@@ -99,7 +104,7 @@ def _cached(function: Any, version: str | None) -> Any:
     if version is None:
         return function
     source = function.py_func
-    compile_function = nb.njit(cache=True, error_model=function.targetoptions.get("error_model", "python"))
+    compile_function = njit(error_model=function.targetoptions.get("error_model", "python"))
     return compile_function(_copy(source, source.__globals__, f"{source.__name__}_{version}"))
 
 

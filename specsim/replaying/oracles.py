@@ -24,12 +24,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 
 from specsim.cost.joined import JoinedTable
 from specsim.cost.table import CostTable, context_range
 from specsim.io.arrays import Floats, IntArray, Seconds
+from specsim.io.compiled import njit
 from specsim.io.errors import InputError
 from specsim.replaying.kernel import select_fields
 from specsim.replaying.switch import switch_costs, switch_trace
@@ -57,7 +57,7 @@ class OracleCosts(NamedTuple):
     round_overhead_s: float
 
 
-@nb.njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _chain_seconds(  # type: ignore[no-untyped-def]
     trace, match_len, costs, seconds
 ):
@@ -134,7 +134,7 @@ class TreeOracleTrace(NamedTuple):
     budget_tokens: IntArray
 
 
-@nb.njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _tree_seconds(  # type: ignore[no-untyped-def]
     trace, reach, costs, seconds
 ):
@@ -208,7 +208,7 @@ def _at_least(cost_s: Seconds) -> Seconds:
     return np.ascontiguousarray(np.minimum.accumulate(cost_s[::-1])[::-1])
 
 
-@nb.njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _switch_seconds(  # type: ignore[no-untyped-def]
     trace, costs, seconds
 ):

@@ -17,6 +17,7 @@ import numpy as np
 
 from specsim.cost.table import CostTable
 from specsim.io.arrays import Array, Bools, IntArray, Ints, Seconds
+from specsim.io.compiled import njit
 from specsim.io.errors import InputError
 from specsim.io.rng import uniform
 from specsim.policy.tree.base import MAX_DRAFTED, UNKNOWN, Tree, TreePolicy, close_kept, new_tree
@@ -63,7 +64,7 @@ class Links(NamedTuple):
     expanded: IntArray
 
 
-@nb.njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _replay_static(  # type: ignore[no-untyped-def]
     tree, which, trace, costs, sums, log
 ):

@@ -8,25 +8,39 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from math import inf
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
+from specsim.acceptance.sources import Counters
 from specsim.engines import rates
-from specsim.engines.formats.prometheus import BY_POSITION, DRAFTED, DRAFTS, by_position, difference, scrape
+from specsim.engines.formats.prometheus import (
+    BY_POSITION,
+    DRAFTED,
+    DRAFTS,
+    by_position,
+    difference,
+    output_tokens,
+    scrape,
+)
 from specsim.engines.formats.registry import FORMATS
 from specsim.io.errors import InputError
+from specsim.io.files import digest
+from specsim.io.json import checked, from_keys, parse_json
 from specsim.io.progress import Progress
-from specsim.servers.client import Server, connect, recognise
-from specsim.servers.document import BASELINE, REPEAT, SPECULATIVE, Arm, Bench, Request
+from specsim.servers.client import Server, connect, recognise, why_silent
+from specsim.servers.document import BASELINE, REPEAT, SPECULATIVE, Arm, ArmName, Bench, Duration, Request
 from specsim.servers.prompts import Prompt, read_prompts
 
 PER_CLIENT = 4  # requests, at least
 PER_BLOCK = 2  # requests of a client before the arms change, as fewer run at a block's start and end
+LAG = 2  # steps of a request that /metrics may count late
+DAMAGED = "remove it, or give another --out"
 WARM_UP = 2  # requests of each client that are not measured
 
 
@@ -37,6 +51,19 @@ class _Answers(NamedTuple):
     responses: list[dict[str, Any]]
     seconds: list[float]
     scrapes: list[tuple[str, str]]
+
+    def extend(self, other: _Answers) -> None:
+        for own, more in zip(self, other, strict=True):
+            own += more  # type: ignore[operator]
+
+
+class _Block(NamedTuple):
+    """Prompts that are answered by every arm before the next block's."""
+
+    place: float
+    clients: int
+    number: int
+    prompts: list[Prompt]
 
 
 def bench(
@@ -51,6 +78,7 @@ def bench(
     max_tokens: int = 128,
     temperature: float = 0.0,
     seed: int = 0,
+    journal: str | PathLike[str] | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Bench:
     """Measure a running server with speculative decoding, beside the same server without.
@@ -73,21 +101,23 @@ def bench(
     requests : int
         Requests per arm and concurrency, at least 4 per client.
     minutes : float
-        Time limit, after which the benchmark ends with a block.
+        Time limit, warm-up included. A block that it cuts is not counted.
     max_tokens, temperature, seed
         Sampling of every request.
+    journal : path, optional
+        File to which finished blocks are appended. The same call goes on from it if the benchmark was stopped.
     progress : callable
         Called with what is done, how much of it, and out of how much.
 
     Returns
     -------
     Bench
-        `speedup(concurrency)`, and every request in `arms`.
+        `speedup(concurrency)`, and every request in `arms`. `stopped` tells why it ended early, if a server failed.
 
     Raises
     ------
     InputError
-        If httpx2 is missing, a server does not answer, or settings are out of range.
+        If httpx2 is missing, a server does not answer before anything was measured, or settings are out of range.
 
     Examples
     --------
@@ -100,13 +130,21 @@ def bench(
     asked = [prompt.as_text() for prompt in asked] if completions else asked
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     plan = {clients: max(requests, PER_CLIENT * clients) for clients in sorted(set(concurrency))}
+    if max(plan) > len(asked):
+        raise InputError(
+            f"{max(plan):,} requests at the same time need as many prompts, not {len(asked):,}; give a lower "
+            "--concurrency, or more --prompts"
+        )
     source = "specsim's tasks" if prompts is None else Path(prompts).name
+    names = [prompt.name for prompt in asked]
+    settings = {**sampling, "concurrency": sorted(plan), "requests": requests, "prompts": names}
 
     async def run() -> Bench:
         async with connect(url) as client, connect(baseline or url) as other:
             server = await recognise(client, url, sampling)
             base = None if baseline is None else await recognise(other, baseline, sampling)
-            return await _run(server, base, asked, plan, minutes, source, progress)
+            record = _Journal(None if journal is None else Path(journal), settings, server, base)
+            return await _run(server, base, asked, plan, minutes, source, record, progress)
 
     try:
         asyncio.get_running_loop()
@@ -116,57 +154,156 @@ def bench(
         return thread.submit(asyncio.run, run()).result()
 
 
+class _Journal:
+    """Finished blocks by concurrency and number, kept in a file if one is given.
+
+    A line is written at once; a kill can only cut the last one.
+    """
+
+    def __init__(self, path: Path | None, settings: Mapping[str, Any], server: Server, base: Server | None) -> None:
+        self.path = path
+        self.blocks: dict[tuple[int, int], dict[ArmName, _Answers]] = {}
+        facts = [asdict(each.facts) for each in (server, base) if each is not None]
+        self.head = head = json.loads(
+            json.dumps({"settings": {"digest": digest(json.dumps(settings))}, "servers": facts})
+        )
+        text = path.read_bytes() if path is not None and path.is_file() else b""
+        whole = text[: text.rfind(b"\n") + 1]
+        lines = [parse_json(line, str(path), invalid=DAMAGED) for line in whole.splitlines()]
+        if path is not None and text != whole:
+            path.write_bytes(whole)
+        if not lines:
+            return
+        for part, other in (("settings", "other settings or prompts"), ("servers", "a server that changed since")):
+            if lines[0].get(part) != head[part]:
+                raise InputError(f"{path} was measured with {other}; give the former, or another --out")
+        for line in lines[1:]:
+            block = checked(line, str(path), _JournalLine, invalid=DAMAGED)
+            answers = {name: from_keys(arm, _Kept, str(path), DAMAGED) for name, arm in block["arms"].items()}
+            self.blocks[block["clients"], block["number"]] = {
+                name: _Answers(*(getattr(arm, key) for key in _Answers._fields)) for name, arm in answers.items()
+            }
+
+    def add(self, block: _Block, arms: dict[ArmName, _Answers]) -> None:
+        """Keep a finished block."""
+        if not self.blocks:
+            self._write(self.head)
+        self.blocks[block.clients, block.number] = arms
+        kept = {name: asdict(_Kept(*answers)) for name, answers in arms.items()}
+        self._write({"clients": block.clients, "number": block.number, "arms": kept})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """An arm's part of a line of the journal."""
+
+    requests: list[Request]
+    responses: list[dict[str, Any]]
+    seconds: list[Duration]
+    scrapes: list[tuple[str, str]]
+
+
+class _JournalLine(TypedDict):
+    clients: int
+    number: int
+    arms: dict[ArmName, dict[str, Any]]
+
+
 async def _run(
     server: Server, base: Server | None, prompts: list[Prompt], plan: Mapping[int, int], minutes: float, source: str,
-    progress: Progress,
+    journal: _Journal, progress: Progress,
 ) -> Bench:  # fmt: skip
-    servers = {SPECULATIVE: server} | ({} if base is None else {BASELINE: base, REPEAT: base})
+    servers: dict[ArmName, Server] = {SPECULATIVE: server}
+    servers |= {} if base is None else {BASELINE: base, REPEAT: base}
     own, notes, needed = _endless(prompts), [], sum(min(count, len(prompts)) for count in plan.values())
     if needed > len(prompts):
         notes.append(f"{needed} prompts are needed and {len(prompts)} given, so some repeat at another concurrency")
-    answers = {(name, clients): _Answers([], [], [], []) for clients in plan for name in servers}
-    blocks: list[tuple[float, int, int, list[Prompt]]] = []  # by the place of each, so that concurrencies take turns
+    warm_up: dict[int, list[Prompt]] = {}
+    blocks: list[_Block] = []  # by the place of each, so that concurrencies take turns
     for clients, count in plan.items():
-        warm = [next(own) for _ in range(WARM_UP)] * clients
-        for each in {SPECULATIVE: server, BASELINE: base}.values():
-            if each is not None:
-                await _block(each, warm, clients)
+        warm_up[clients] = [next(own) for _ in range(WARM_UP)]
         chosen = [next(own) for _ in range(min(count, len(prompts)))]
         size = PER_BLOCK * clients if clients > 1 else 1
         parts = [chosen[begin : begin + size] for begin in range(0, len(chosen), size)]
-        blocks += [((number + 0.5) / len(parts), clients, number, part) for number, part in enumerate(parts)]
-    deadline, done = time.monotonic() + 60 * minutes, 0
-    for _, clients, number, block in sorted(blocks, key=lambda each: each[:2]):
-        for name in list(servers)[:: -1 if number % 2 else 1]:  # so that a drift of the machine cancels
-            answer, before = answers[name, clients], await server.metrics()
-            start = time.perf_counter()
-            for request, response in await _block(servers[name], block, clients):
-                answer.requests.append(request)
-                answer.responses.append(response)
-            answer.seconds.append(time.perf_counter() - start)
-            answer.scrapes.append((before, await server.metrics()))
-        done += len(block)
-        progress("prompts", done, needed)
-        if time.monotonic() > deadline and done < needed:
-            notes.append(f"stopped after {done} of {needed} prompts, at the time limit")
-            break
+        blocks += [_Block((number + 0.5) / len(parts), clients, number, part) for number, part in enumerate(parts)]
+    blocks.sort(key=lambda block: block[:2])
+    left = [block for block in blocks if (block.clients, block.number) not in journal.blocks]
+    done, stopped = needed - sum(len(block.prompts) for block in left), ""
+    try:
+        async with asyncio.timeout(60 * minutes):
+            for clients in sorted({block.clients for block in left}):
+                for each in {SPECULATIVE: server, BASELINE: base}.values():
+                    if each is not None:
+                        await _block(each, warm_up[clients] * clients, clients)
+            for block in left:
+                turn = {}
+                for name in list(servers)[:: -1 if block.number % 2 else 1]:  # so that a drift of the machine cancels
+                    turn[name] = await _turn(servers[name], block)
+                journal.add(block, turn)
+                done += len(block.prompts)
+                progress("prompts", done, needed)
+    except TimeoutError:
+        notes.append(f"stopped after {done} of {needed} prompts, at the time limit")
+        if not done:
+            raise InputError(
+                f"no prompt was answered by all servers in {minutes:g} minutes; give more --minutes"
+            ) from None
+    except InputError as error:
+        if not done:
+            raise
+        stopped = f"{error} ({done} of {needed} prompts were measured)"
+    answers = {(name, clients): _Answers([], [], [], []) for clients in plan for name in servers}
+    for block in blocks:
+        for name, answer in journal.blocks.get((block.clients, block.number), {}).items():
+            answers[name, block.clients].extend(answer)
     arms = []
     for (name, clients), answer in answers.items():
-        counts: tuple[list[int] | None, list[int] | None] = None, None
-        if name == SPECULATIVE and answer.requests:
-            counts, remarks = _counts(server, answer)
-            notes += [f"concurrency {clients}: {remark}" for remark in remarks]
+        if not answer.requests:
+            continue
         requests = [request for request in answer.requests if request.output_tokens > 1]
-        if answer.requests and not requests:
+        if not requests:
             raise InputError(f"{servers[name].facts.url} answers with a single token; give other --prompts")
-        if requests:
-            arms.append(Arm(name, clients, sum(answer.seconds), requests, *counts, dict(server.sampling)))
+        k = server.facts.draft_tokens or 0 if name == SPECULATIVE else 0
+        others = _tokens_of_others(answer, k)
+        arm = Arm(name, clients, sum(answer.seconds), requests, None, None, dict(server.sampling), others)
+        if name == SPECULATIVE:
+            counters, remarks = _counts(server, answer)
+            try:
+                if counters is not None:
+                    arm = replace(arm, drafted=counters.drafted.tolist(), accepted=counters.accepted.tolist())
+            except InputError as error:
+                remarks = [f"no acceptance by position ({error})"]
+            notes += [f"concurrency {clients}: {remark}" for remark in remarks]
+        arms.append(arm)
     facts = server.facts
     lengths = [len(arm.drafted) for arm in arms if arm.drafted]
     if facts.draft_tokens is None and lengths:
         facts = replace(facts, draft_tokens=max(lengths))
     today = datetime.now(UTC).date().isoformat()
-    return Bench(facts, None if base is None else base.facts, arms, source, today, notes)
+    return Bench(facts, None if base is None else base.facts, arms, source, today, notes, stopped=stopped)
+
+
+async def _turn(server: Server, block: _Block) -> _Answers:
+    """Have a server answer a block's prompts."""
+    before, start = await _metrics(server), time.perf_counter()
+    answers = await _block(server, block.prompts, block.clients)
+    seconds = time.perf_counter() - start
+    requests, responses = (list(column) for column in zip(*answers, strict=True))
+    return _Answers(requests, responses, [seconds], [(before, await _metrics(server))])
+
+
+async def _metrics(server: Server) -> str:
+    import httpx2
+
+    try:
+        return await server.metrics()
+    except (httpx2.HTTPError, TimeoutError) as error:
+        raise InputError(why_silent(error, server.facts.url)) from None
 
 
 def _endless(prompts: list[Prompt]) -> Iterator[Prompt]:
@@ -197,7 +334,20 @@ async def _block(server: Server, prompts: Sequence[Prompt], clients: int) -> lis
     return [answers[place] for place in sorted(answers)]
 
 
-def _counts(server: Server, answers: _Answers) -> tuple[tuple[list[int] | None, list[int] | None], list[str]]:
+def _tokens_of_others(answers: _Answers, k: int) -> int:
+    """Tokens that /metrics counts beside those of these requests; 0 if it does not tell.
+
+    Metrics lag behind by a step or so: a few tokens of a request are no one else's.
+    """
+    counted = 0
+    for before, after in answers.scrapes:
+        with suppress(InputError):
+            counted += max((output_tokens(after) or 0) - (output_tokens(before) or 0), 0)
+    own = sum(request.output_tokens for request in answers.requests)
+    return counted - own if counted > own + LAG * (k + 1) * len(answers.requests) else 0
+
+
+def _counts(server: Server, answers: _Answers) -> tuple[Counters | None, list[str]]:
     """Counters by position [D], by the responses or else by the server's metrics, and remarks on them."""
     with TemporaryDirectory() as folder:
         responses = Path(folder, "responses.jsonl")
@@ -227,5 +377,5 @@ def _counts(server: Server, answers: _Answers) -> tuple[tuple[list[int] | None, 
         text = f"the server drafted {drafted:,} tokens, but {sum(told):,} for these requests: others used it as well"
         remarks.append(text)
     if counters is None:
-        return (None, None), [f"no acceptance by position ({'; '.join(remarks)})"]
-    return (counters.drafted.tolist(), counters.accepted.tolist()), remarks
+        return None, [f"no acceptance by position ({'; '.join(remarks)})"]
+    return counters, remarks

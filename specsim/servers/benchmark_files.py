@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from hashlib import sha256
+from itertools import accumulate
 from os import PathLike
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from specsim.io.errors import InputError
 from specsim.io.json import read_json
-from specsim.servers.document import Arm, Request
+from specsim.servers.document import Arm, ArmName, Clients, Count, Duration, Request, Seconds, arrived_at_once
 
 INVALID = "give the result of `vllm bench serve --save-result --save-detailed`"
 
@@ -17,16 +18,16 @@ INVALID = "give the result of `vllm bench serve --save-result --save-detailed`"
 class VllmBench(TypedDict):
     """The keys of a result that are read; times in seconds."""
 
-    max_concurrency: int | None
-    duration: float
-    input_lens: list[int]
-    output_lens: list[int]
-    ttfts: list[float]
-    itls: list[list[float]]
+    max_concurrency: Clients | None
+    duration: Duration
+    input_lens: list[Count]
+    output_lens: list[Count]
+    ttfts: list[Seconds]
+    itls: list[list[Seconds]]
     generated_texts: NotRequired[list[str]]
 
 
-def read_benchmark(path: str | PathLike[str], name: str) -> Arm:
+def read_benchmark(path: str | PathLike[str], name: ArmName) -> Arm:
     """Read a result of `vllm bench serve` as the arm of this name; InputError for another file.
 
     Requests with the same output and input length are taken to repeat a prompt.
@@ -39,7 +40,15 @@ def read_benchmark(path: str | PathLike[str], name: str) -> Arm:
     if {len(inputs), len(outputs), len(ttfts), len(texts)} != {count}:
         raise InputError(f"{where}: its lists have different lengths; {INVALID}")
     requests = [
-        Request(sha256(f"{tokens} {text}".encode()).hexdigest()[:12], output, len(itl) + 1, ttft, sum(itl), "", tokens)
+        Request(
+            sha256(f"{tokens} {text}".encode()).hexdigest()[:12],
+            output,
+            len(itl) + 1,
+            ttft,
+            sum(itl),
+            prompt_tokens=tokens,
+            at_once=arrived_at_once([*accumulate(itl, initial=ttft)], 0.0),
+        )
         for tokens, output, ttft, itl, text in zip(inputs, outputs, ttfts, itls, texts, strict=True)
         if output > 1
     ]

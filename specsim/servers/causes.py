@@ -17,7 +17,7 @@ from specsim.replaying.intervals import Estimate
 from specsim.servers.round_costs import RoundCosts, tokens_per_round
 
 LEAST_GAIN = 1.10
-SURE = 0.9  # of draws that must agree that there is a gain
+SURE = 0.95  # of draws that must agree that there is a gain, so that its 90 % interval shows one
 # Up to what a part is usual: acceptance of the first drafted token and, in decode steps, a draft step, a round's fixed
 # part and all its further verified tokens. Chosen with room, so that ordinary servers have no cause.
 USUAL_ACCEPTANCE, USUAL_DRAFT_STEP, USUAL_ROUND, USUAL_VERIFICATION = 0.5, 0.25, 0.25, 0.5

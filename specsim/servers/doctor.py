@@ -27,7 +27,7 @@ from specsim.servers.benchmark_files import read_benchmark
 from specsim.servers.causes import Cause, Rounds, find_causes
 from specsim.servers.document import BASELINE, REPEAT, SPECULATIVE, Arm, Bench, ServerFacts, read_bench
 from specsim.servers.round_costs import DRAWS, Step, fit_round_costs
-from specsim.servers.traps import Trap, find_traps
+from specsim.servers.traps import UNDECIDED, Trap, bench_traps, find_traps
 from specsim.serving.draft_length import ScheduledK
 
 if TYPE_CHECKING:
@@ -90,8 +90,14 @@ class Checkup(Result):
         if self.causes:
             cause = self.causes[0]
             return f"{cause.name}: {cause.evidence}; try {cause.remedy} ({float(cause.gain):.2f} times as fast)"
-        if any(not level.k for level in self.levels):
+        undecided = next((trap for trap in self.traps if trap.name in UNDECIDED), None)
+        if undecided is not None:
+            return f"not decidable: {undecided.evidence}; {undecided.remedy}"
+        if any(not level.k and level.speedup.high < 1 for level in self.levels):
             return "no cause stands out, but speculation does not pay: turn it off"
+        slow = next((level for level in self.levels if level.speedup.high < 1), None)
+        if slow is not None:
+            return f"no cause stands out, but speculation is slower: speedup {slow.speedup}; try {slow.flags}"
         return "no cause found: the server is healthy" if self.levels else "no cause found"
 
     def to_frame(self) -> pd.DataFrame:
@@ -156,11 +162,13 @@ def doctor(
     if not read:
         return Checkup(None, tuple(traps), (), (), (), "", None, ())
     main = read[0]
-    for clients in main.concurrencies:
-        own = find_traps(_arm(main, SPECULATIVE, clients), main.arm(BASELINE, clients), main.null(clients))
-        traps += [trap for trap in own if trap.name not in {other.name for other in traps}]
+    of_others = [trap for each in read[1:] for trap in bench_traps(each) if trap.invalid]
+    for trap in (*bench_traps(main), *of_others):
+        traps += [trap] * (trap.name not in {other.name for other in traps})
+    notes = [note for each in read for note in (*each.notes, *[f"stopped early: {each.stopped}"] * bool(each.stopped))]
+    if any(trap.invalid for trap in traps) and not _counting(read):
+        return Checkup(main.speculative, tuple(traps), (), (), (), "", None, tuple(notes))
     traps += _faults(read, drafter)
-    notes = [note for each in read for note in each.notes]
     measured = max(len(arm.drafted or []) for each in read for arm in each.arms)
     k = main.speculative.draft_tokens or measured
     rates = _rates(read, 2 * max(k, measured), seed)
@@ -169,14 +177,21 @@ def doctor(
     if main.baseline is None:
         notes.append("without a baseline no time can be explained; start the server without speculation for --baseline")
         return Checkup(facts, tuple(traps), acceptance[:measured], (), (), "", None, tuple(notes))
+    levels, causes = [], []
+    clear = [clients for clients in main.concurrencies if main.speedup(clients) is not None]
+    if not clear or any(arm.buffered for bench in read for arm in bench.arms):
+        return Checkup(facts, tuple(traps), acceptance[:measured], (), (), "", None, tuple(notes))
     draft_step_s = None if log is None else draft_step_seconds(log)
     steps = _steps(read)
     costs = fit_round_costs(steps, draft_step_s=draft_step_s, seed=seed)
-    levels, causes = [], []
-    for clients in main.concurrencies:
+    for clients in clear:
         rounds = Rounds(costs, rates, _running(_arm(main, BASELINE, clients)))
         levels.append(_level(main, clients, rounds, k, drafter, seed))
-        causes += find_causes(rounds, k, facts.engine, drafter)
+        speedup = levels[-1].speedup
+        doubt = math.sqrt(
+            speedup.high / speedup.low
+        )  # a cause that costs less than the measurement leaves open is none
+        causes += [cause for cause in find_causes(rounds, k, facts.engine, drafter) if cause.gain > doubt]
     lengths = sorted({each.speculative.draft_tokens or measured for each in read})
     if len(lengths) == 1 and draft_step_s is None:
         other = 1 if k > 2 else 2 * k + 1
@@ -206,9 +221,14 @@ def _arm(bench: Bench, name: str, clients: int) -> Arm:
     return arm
 
 
+def _counting(benches: Sequence[Bench]) -> list[Arm]:
+    """Arms that count drafts by position."""
+    return [arm for bench in benches for arm in bench.arms if arm.drafted and arm.accepted]
+
+
 def _counts(benches: Sequence[Bench]) -> tuple[list[Arm], Counters]:
     """Benchmark arms that count drafts by position, and the sum of their counts; InputError if there is none."""
-    arms = [arm for bench in benches for arm in bench.arms if arm.drafted and arm.accepted]
+    arms = _counting(benches)
     if not arms:
         raise InputError(
             "the server told no acceptance by position; start vLLM with --per-request-spec-decode-metrics detailed, "

@@ -1,23 +1,56 @@
-"""The document of `specsim bench`: servers, and the requests of every arm."""
+"""The document of `specsim bench`: servers, and the requests of every arm.
+
+Types carry their ranges. What a server answers and what a file holds are converted to them, so that both are checked
+here, once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
+from msgspec import Meta
 
+from specsim.acceptance.sources import MOST_COUNT, read_counters
 from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
-from specsim.io.json import read_json
+from specsim.io.json import from_keys, read_json
 from specsim.replaying.intervals import Estimate, log_ratio_error, ratio_of_ratios
+from specsim.trace.trace import MAX_DEPTH
 
-KIND, VERSION = "specsim-bench", 1
-SPECULATIVE, BASELINE, REPEAT = "speculative", "baseline", "baseline, repeated"
+KIND: Final = "specsim-bench"
+VERSION: Final = 1
+SPECULATIVE: Final = "speculative"
+BASELINE: Final = "baseline"
+REPEAT: Final = "baseline, repeated"
 INVALID = "give what `specsim bench --out` wrote"
+MOST_BYTES = 2**28  # of a file
+MOST_CLIENTS = 10**6
+BURST_S, BURST_SHARE = 5e-4, 0.2  # see `arrived_at_once`
+MOST_BUFFERED = 0.1  # share of a response's pieces that may arrive together with the first
+OTHERS = "more tokens than were sent here: others used the server"
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_COUNT)]
+Positive: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_COUNT)]
+DraftLength: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_DEPTH)]
+Clients: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_CLIENTS)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
+Duration: TypeAlias = Annotated[float, Meta(gt=0, le=1e9)]
+Text: TypeAlias = Annotated[str, Meta(max_length=2**12)]
+ArmName: TypeAlias = Literal["speculative", "baseline", "baseline, repeated"]
+
+
+def exceeding(rounds: int, accepted: int, tokens: int, requests: int, k: int) -> int:
+    """Return by how many tokens counts exceed the output of these requests; 0 if they can be of them.
+
+    A round puts out its accepted tokens and one more, but the last round of a request may go K tokens beyond its end.
+    """
+    return rounds + accepted - tokens if rounds + accepted > tokens + requests * (k + 1) else 0
 
 
 @dataclass(frozen=True)
@@ -28,12 +61,12 @@ class ServerFacts:
     method : kind of drafter, in the engine's words; "" if unknown
     """
 
-    url: str
-    engine: str
-    version: str
-    model: str
-    draft_tokens: int | None = None
-    method: str = ""
+    url: Text
+    engine: Literal["vllm", "sglang", "llamacpp"]
+    version: Text
+    model: Annotated[str, Meta(min_length=1, max_length=2**12)]
+    draft_tokens: DraftLength | None = None
+    method: Text = ""
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -47,19 +80,31 @@ class Request:
     decode_s : from the first piece to the last
     finish : "stop", "length", or "" if unknown
     rounds, drafted, accepted : by the response; None where it does not tell
+    at_once : pieces that arrived together, the first of them included; see `arrived_at_once`
     """
 
-    prompt: str
-    output_tokens: int
-    deltas: int
-    ttft_s: float
-    decode_s: float
-    finish: str = ""
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    rounds: int | None = None
-    drafted: int | None = None
-    accepted: int | None = None
+    prompt: Text
+    output_tokens: Positive
+    deltas: Count
+    ttft_s: Seconds
+    decode_s: Seconds
+    finish: Text = ""
+    prompt_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    rounds: Count | None = None
+    drafted: Count | None = None
+    accepted: Count | None = None
+    at_once: Count = 1
+
+    def __post_init__(self) -> None:
+        accepted = self.accepted or 0
+        if self.drafted is not None and accepted > self.drafted:
+            raise InputError(f"{accepted:,} of {self.drafted:,} drafted tokens were accepted")
+        if exceeding(self.rounds or 0, accepted, self.output_tokens, 1, MAX_DEPTH):
+            raise InputError(
+                f"{self.rounds or 0:,} rounds and {accepted:,} accepted tokens are more than the request's "
+                f"{self.output_tokens:,} output tokens"
+            )
 
 
 @dataclass(frozen=True)
@@ -68,15 +113,30 @@ class Arm:
 
     drafted, accepted : counters by position [D]; None where nothing counts them
     clients_s : seconds in which requests were running
+    other_tokens : tokens that the server counts beside those of these requests, which others asked for
     """
 
-    name: str
-    concurrency: int
-    clients_s: float
-    requests: list[Request]
-    drafted: list[int] | None = None
-    accepted: list[int] | None = None
+    name: ArmName
+    concurrency: Clients
+    clients_s: Duration
+    requests: Annotated[list[Request], Meta(min_length=1)]
+    drafted: list[Count] | None = None
+    accepted: list[Count] | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
+    other_tokens: Count = 0
+
+    def __post_init__(self) -> None:
+        if self.drafted is None and self.accepted is None:
+            return
+        drafted, accepted = self.drafted or [], self.accepted or []
+        read_counters({"drafted": drafted, "accepted": accepted})
+        if len(drafted) > MAX_DEPTH:
+            raise InputError(f"drafts of {len(drafted):,} tokens are longer than {MAX_DEPTH}")
+        tokens = sum(request.output_tokens for request in self.requests)
+        if exceeding(drafted[0], sum(accepted), tokens, len(self.requests), len(drafted)):
+            raise InputError(
+                f"{drafted[0]:,} rounds with {sum(accepted):,} accepted tokens put out {OTHERS} ({tokens:,} tokens)"
+            )
 
     @cached_property
     def columns(self) -> Floats:
@@ -110,6 +170,21 @@ class Arm:
         """Output tokens per streamed piece of text."""
         return sum(r.output_tokens for r in self.requests) / max(sum(r.deltas for r in self.requests), 1)
 
+    @property
+    def share_at_once(self) -> float:
+        """Share of a response's pieces that arrived together with its first piece; 1 if no piece came later.
+
+        It is the median over requests: a client that has to wait for its CPU gets pieces together now and then.
+        """
+        if not self.columns[0].sum() > 0:
+            return 1.0
+        return float(np.median([max(r.at_once - 1, 0) / max(r.deltas, 1) for r in self.requests]))
+
+    @property
+    def buffered(self) -> bool:
+        """Whether something between server and client held pieces back, so that their times say nothing."""
+        return self.share_at_once > MOST_BUFFERED
+
     def _sum(self, name: str) -> int:
         return sum(getattr(request, name) or 0 for request in self.requests)
 
@@ -133,16 +208,27 @@ class Arm:
 
 @dataclass(frozen=True)
 class Bench:
-    """The results of `specsim bench`; `as_dict` is its JSON document."""
+    """The results of `specsim bench`; `as_dict` is its JSON document.
+
+    stopped : why it ended before its time, such as a server that stopped answering; "" if it did not
+    """
 
     speculative: ServerFacts
     baseline: ServerFacts | None
-    arms: list[Arm]
-    prompts: str
-    date: str
+    arms: Annotated[list[Arm], Meta(min_length=1)]
+    prompts: Text
+    date: Text
     notes: list[str] = field(default_factory=list)
-    kind: str = KIND
-    version: int = VERSION
+    kind: Literal["specsim-bench"] = KIND
+    version: Literal[1] = VERSION
+    stopped: Text = ""
+
+    def __post_init__(self) -> None:
+        has = {name: {arm.concurrency for arm in self.arms if arm.name == name} for name in (SPECULATIVE, BASELINE)}
+        if len({(arm.name, arm.concurrency) for arm in self.arms}) < len(self.arms):
+            raise InputError("two arms have the same name and concurrency")
+        if not has[SPECULATIVE] or (self.baseline is not None and has[BASELINE] != has[SPECULATIVE]):
+            raise InputError("servers were not measured at the same concurrencies")
 
     @property
     def concurrencies(self) -> list[int]:
@@ -167,23 +253,36 @@ class Bench:
 
 
 def compared(slow: Arm | None, fast: Arm | None) -> Estimate | None:
-    """How many times faster an arm decodes than another, with a 95 % interval in pairs over prompts that both have."""
-    if slow is None or fast is None:
+    """How many times faster an arm decodes than another, with a 95 % interval in pairs over prompts that both have.
+
+    None if fewer than two prompts were answered by both, which have no interval, and for buffered streams.
+    """
+    if slow is None or fast is None or slow.buffered or fast.buffered:
         return None
     of_prompt = {request.prompt: request for request in fast.requests}
     pairs = [(a, of_prompt[a.prompt]) for a in slow.requests if a.prompt in of_prompt]
-    rows = [(a.decode_s, a.output_tokens - 1, b.decode_s, b.output_tokens - 1) for a, b in pairs]
-    return ratio_of_ratios(*np.array(rows, dtype=np.float64).T) if rows else None
+    rows = np.array(
+        [(a.decode_s, a.output_tokens - 1, b.decode_s, b.output_tokens - 1) for a, b in pairs], dtype=np.float64
+    )
+    return ratio_of_ratios(*rows.T) if len(rows) > 1 and (rows.sum(axis=0) > 0).all() else None
+
+
+def arrived_at_once(times_s: Sequence[float], start_s: float) -> int:
+    """Count the pieces of a response that arrived together with the first.
+
+    A piece belongs to the one before it if it follows within `BURST_S`, and within a small part of the time that a
+    piece takes on average since the request: tokens of a server do not.
+    """
+    if not times_s:
+        return 0
+    gap_s = min(BURST_S, BURST_SHARE * (times_s[-1] - start_s) / len(times_s))
+    later = (number for number in range(1, len(times_s)) if times_s[number] - times_s[number - 1] > gap_s)
+    return next(later, len(times_s))
 
 
 def read_bench(path: str | PathLike[str]) -> Bench:
-    """Read a document of `specsim bench`; InputError if it is none."""
-    import msgspec
-
-    document = read_json(Path(path), str(path), missing=INVALID, invalid=INVALID)
+    """Read a document of `specsim bench`; InputError if it is none, or holds what no server can have answered."""
+    document = read_json(Path(path), str(path), missing=INVALID, invalid=INVALID, max_bytes=MOST_BYTES)
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise InputError(f"{path} is not a benchmark of specsim; {INVALID}")
-    try:
-        return msgspec.convert(document, Bench)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{path} is not a benchmark of specsim ({error}); {INVALID}") from None
+    return from_keys(document, Bench, str(path), INVALID)

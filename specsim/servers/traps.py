@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specsim.replaying.intervals import Estimate, noise_floor_percent
-from specsim.servers.document import Arm, compared
+from specsim.servers.document import BASELINE, OTHERS, SPECULATIVE, Arm, Bench, ServerFacts, compared
 
 FEWEST = 8  # requests from which on equal lengths or texts are no accident
 MOST_CACHED = 0.5  # share of prompt tokens from a cache that is more than a shared system prompt
@@ -31,12 +31,44 @@ class Trap(NamedTuple):
     invalid: bool = True
 
 
+UNDECIDED = "too few requests", "noisy machine"  # traps that leave the speedup open
+
+
+def bench_traps(bench: Bench) -> list[Trap]:
+    """Find the traps of what `specsim bench` measured, each once, those that make it invalid first."""
+    traps = [] if bench.baseline is None else _of_servers(bench.speculative, bench.baseline)
+    for clients in bench.concurrencies:
+        own, base = bench.arm(SPECULATIVE, clients), bench.arm(BASELINE, clients)
+        if own is not None:
+            traps += find_traps(own, base, bench.null(clients))
+    first: dict[str, Trap] = {}
+    for trap in traps:
+        first.setdefault(trap.name, trap)
+    return sorted(first.values(), key=lambda trap: not trap.invalid)
+
+
+def _of_servers(own: ServerFacts, base: ServerFacts) -> list[Trap]:
+    if own.url == base.url:
+        text = f"both are {own.url}, so that there is nothing to compare"
+        return [Trap("the server is its own baseline", text, "start the same server without speculation")]
+    model = [facts.model.rstrip("/").rpartition("/")[2] for facts in (own, base)]
+    pairs = {"engine": (own.engine, base.engine), "version": (own.version, base.version), "model": model}
+    other = [f"{name} {mine} and {its}" for name, (mine, its) in pairs.items() if mine != its]
+    if not other:
+        return []
+    text = f"server and baseline differ in {', '.join(other)}, so that a speedup is not speculation's alone"
+    return [Trap("baseline of another server", text, "start the same server without speculation")]
+
+
 def find_traps(speculative: Arm, baseline: Arm | None = None, null: Estimate | None = None) -> list[Trap]:
     """Find the traps of a benchmark, of the speculative server and perhaps its baseline.
 
     null : the A/A test of the baseline; None if it was not repeated
     """
     traps = _of_arm(speculative)
+    for arm in (speculative, baseline):
+        if arm is not None:
+            traps += _of_times(arm)
     if baseline is not None:
         traps = [*_between(speculative, baseline), *traps, *_too_few(speculative, baseline, null)]
     return sorted(traps, key=lambda trap: not trap.invalid)
@@ -71,7 +103,7 @@ def _of_arm(arm: Arm) -> list[Trap]:
     elif finish["length"] > MOST_CUT * len(requests):
         text = f"the limit of {max(lengths)} tokens cut {finish['length']} of {len(requests)} outputs"
         traps.append(Trap("outputs cut", text, "raise --max-tokens to the lengths of your traffic", False))
-    if arm.tokens_per_delta > MOST_APART:
+    if arm.tokens_per_delta > MOST_APART and not arm.buffered:
         traps.append(
             Trap(
                 "bursty streaming",
@@ -79,6 +111,30 @@ def _of_arm(arm: Arm) -> list[Trap]:
                 "the time per token",
                 "compare TPOT, or tokens by the usage counts, not ITL or counted pieces",
                 False,
+            )
+        )
+    return traps
+
+
+def _of_times(arm: Arm) -> list[Trap]:
+    """Whether the arm's times are of something else than its tokens."""
+    traps = []
+    if arm.buffered:
+        traps.append(
+            Trap(
+                "buffered stream",
+                f"{100 * arm.share_at_once:.0f} % of a response of the {arm.name} server arrive with its first "
+                "piece, so that the time between tokens is not seen",
+                "turn off the proxy's buffering (nginx: proxy_buffering off), or measure the server itself",
+            )
+        )
+    if arm.other_tokens:
+        tokens = sum(request.output_tokens for request in arm.requests)
+        traps.append(
+            Trap(
+                "others used the server",
+                f"the {arm.name} server counts {arm.other_tokens:,} {OTHERS.partition(':')[0]} ({tokens:,})",
+                "measure while nobody else uses it",
             )
         )
     return traps
@@ -112,8 +168,11 @@ def _between(speculative: Arm, baseline: Arm) -> list[Trap]:
 def _too_few(speculative: Arm, baseline: Arm, null: Estimate | None) -> list[Trap]:
     """Whether the speedup's interval, or the noise floor, contains no difference at all; and how many would do."""
     speedup = compared(baseline, speculative)
-    if speedup is None or len(speculative.requests) < 2:
-        return []
+    if speedup is None:
+        if speculative.buffered or baseline.buffered:
+            return []
+        text = "fewer than two prompts were answered by both servers, so that the speedup has no interval"
+        return [Trap("too few requests", text, "give --requests 48, or more --minutes", False)]
     gain = abs(np.log(speedup.estimate))
     half = np.log(speedup.high / speedup.low) / 2
     if gain > half:

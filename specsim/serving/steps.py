@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import namedtuple
 from typing import Any
 
-import numba as nb
 import numpy as np
 
 from specsim.io.arrays import Bools, Ints
+from specsim.io.compiled import njit
 
 ACTIVE, HEAD, WAITING, FREE, LEFT, SEEN, NEXT, STEP, PREEMPTED, ROUNDS, CHUNKS = range(11)  # places in `count`
 NEVER = -1
@@ -47,9 +47,9 @@ Limits = namedtuple(
     "Limits", "slots step_tokens block_tokens mixes cuts ahead longest kept width whole closed level_end"
 )
 
-compiled: Any = nb.njit(cache=True, nogil=True, error_model="numpy")
+compiled: Any = njit(nogil=True, error_model="numpy")
 # For functions that run once a round: passing all of the arrays to a call takes longer than their work.
-inlined: Any = nb.njit(cache=True, nogil=True, error_model="numpy", inline="always")
+inlined: Any = njit(nogil=True, error_model="numpy", inline="always")
 
 
 @inlined

@@ -55,7 +55,7 @@ def check(ctx: typer.Context, options: CheckOptions, models: DrafterSettings) ->
     otherwise. With --batch, a simulated server must draft as the engine does in every round, too. With --drafts, the
     replayed trace is recorded inside the engine. A drafter whose drafts depend on how the engine runs changes
     acceptance, but not the output, so that no metric of the engine shows the defect. vLLM needs an
-    environment of its own: `nox -s vllm` makes it in this folder, or SPECSIM_VLLM_PYTHON names its interpreter.
+    environment of its own: `nox -s vllm` makes it in the source tree, or SPECSIM_VLLM_PYTHON names its interpreter.
 
     With --temperature, the engine draws noise of its own, so that its rounds are no replay's. Instead, the mean
     log-probability of its output under the target is compared with its expectation, and so is acceptance. z is the

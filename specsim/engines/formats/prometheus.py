@@ -145,6 +145,28 @@ def scrape(path: Path) -> Scrape:
     return Scrape(engines.pop(), counts, skipped, models.pop() or "", gauges)
 
 
+def is_counted(line: str) -> bool:
+    """Tell whether a line of metrics is of counters of speculation or of output tokens."""
+    name = line.partition("{")[0]
+    return "spec_" in name or any(output in name for output in OUTPUT.values())
+
+
+def output_tokens(text: str) -> int | None:
+    """Return the output tokens that a scrape of vLLM or llama.cpp counts since the server's start; None if it does not.
+
+    Unlike `scrape`, it takes metrics without counters of speculation.
+    """
+    total = None
+    for line in text.split("\n"):
+        sample = SAMPLE.match(line)
+        if sample is None:
+            continue
+        prefix = next((prefix for prefix in PREFIXES if sample[1].startswith(prefix)), "")
+        if prefix and sample[1].removeprefix(prefix).removesuffix("_total") == OUTPUT.get(PREFIXES[prefix]):
+            total = (total or 0) + _whole(sample[3], sample[1], MOST_COUNT)
+    return total
+
+
 def _number(text: str) -> float:
     try:
         number = float(text)

