@@ -14,6 +14,7 @@ from specsim.cost.model import MIN_SECONDS
 from specsim.io.arrays import Floats, Seconds
 
 DRAWS = 400
+LEAST_STEP_S = 1e-9
 LEAST_ERROR = 0.01  # relative; times of a server repeat no better
 # Scales of the parts before anything is measured, in baseline decode steps: a further verified token of any sequence,
 # a draft step, a further sequence in it, and what a round takes besides. They decide only what the steps leave open.
@@ -56,7 +57,8 @@ class RoundCosts:
         """Seconds of a decoding step, [R, ...]."""
         speculates = np.asarray(draft_tokens) > 0
         host = np.multiply.outer(self.round_s, speculates)
-        return self.verify(concurrency, draft_tokens) + self.draft(concurrency, draft_tokens) + host
+        whole = self.verify(concurrency, draft_tokens) + self.draft(concurrency, draft_tokens) + host
+        return np.maximum(whole, LEAST_STEP_S)  # a draw may have no part at all
 
     def document(
         self, source: str, date: str, concurrency: tuple[int, int], lengths: tuple[int, int]
