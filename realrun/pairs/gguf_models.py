@@ -139,7 +139,16 @@ def _facts(file: Path, *keys: str) -> list[Any]:
     """Read what a GGUF file says under these keys, None where it says nothing; refuse sizes beyond its tensors'."""
     from gguf import GGUFReader
 
-    reader = GGUFReader(file)
+    class Reader(GGUFReader):  # type: ignore[misc]
+        """Ends with the file, whatever lengths its header states."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **more: Any) -> Any:
+            content = super()._get(offset, dtype, count, *order, **more)
+            if len(content) < count:
+                raise ValueError("its header goes beyond its end")
+            return content
+
+    reader = Reader(file)
     fields = {name: field.contents() for name, field in reader.fields.items() if name.startswith(("general.a", *keys))}
     architecture = fields.get("general.architecture")
     largest = max((int(size) for tensor in reader.tensors for size in tensor.shape), default=0)
