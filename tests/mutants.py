@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -281,13 +280,13 @@ def main() -> None:
             trees.put(copy_tree(Path(folder, str(job))))
 
         def judge(mutant: Mutant) -> None:
-            tree, start_s = trees.get(), time.monotonic()
+            tree = trees.get()
             try:
                 what, why = verdict(mutant, tree, options.limit)
             finally:
                 trees.put(tree)
             results.append((mutant, what, why))
-            print(f"{len(results):4} {what} ({time.monotonic() - start_s:.0f} s) {mutant}; {why}", flush=True)
+            print(f"{len(results):4} {what} {mutant}; {why}", flush=True)
 
         list(pool.map(judge, mutants))
         killing = sorted({why for _, what, why in results if what == "killed" and "::" in why})
