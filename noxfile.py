@@ -15,6 +15,7 @@ nox.options.reuse_existing_virtualenvs = True
 PROCESSES = ("-n", "auto", "--dist", "worksteal")  # a process that has no more tests takes some of another's
 # A thread for each process; images often turn byte code off, without which every process compiles every module.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
+LONG = ("-o", "faulthandler_timeout=14400")  # seconds of a test
 DEMO = shlex.split(
     "--target smollm2 --drafter eagle --mode greedy --minutes 6.5 --max-new-tokens 64 --max-draft-tokens 8 "
     "--policy fixed_k --policy adaedl --policy max_confidence --policy time_gain --policy renewal_stop"
@@ -68,7 +69,7 @@ def slow(session: nox.Session) -> None:
     """The tests that the default run leaves out (marked slow, or by tests/default_cases.toml), in two processes."""
     install(session, "real", "dev", "dask", "engines")
     session.run(
-        "pytest", "-n", "2", "--dist", "worksteal", "-m", "slow and not bench", *session.posargs, env=ENVIRONMENT
+        "pytest", *LONG, "-n", "2", "--dist", "worksteal", "-m", "slow and not bench", *session.posargs, env=ENVIRONMENT
     )
 
 
@@ -106,7 +107,7 @@ def vllm(session: nox.Session) -> None:
 def engines(session: nox.Session) -> None:
     """Inference engines, vLLM among them, really run: the slow tests of realrun/engines."""
     install(session, "real", "dev", "engines", "openvino", "onnxruntime", "mlx")
-    session.run("pytest", "-m", "slow", "tests/realrun/engines", *session.posargs, env=ENVIRONMENT)
+    session.run("pytest", *LONG, "-m", "slow", "tests/realrun/engines", *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session
@@ -125,7 +126,16 @@ def fuzz(session: nox.Session) -> None:
     """Give every reader of files mutated files, for hours; `FUZZ_MUTANTS=1000 nox -s fuzz -- -k rounds` for less."""
     install(session, "real", "dev")
     mutants = {"FUZZ_MUTANTS": os.environ.get("FUZZ_MUTANTS", "100000")}
-    session.run("pytest", "tests/fuzz", *session.posargs, env={**ENVIRONMENT, **mutants})
+    long = ("-o", "faulthandler_timeout=0")
+    session.run("pytest", *long, "tests/fuzz", *session.posargs, env={**ENVIRONMENT, **mutants})
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Change the code in 100 places, one at a time, and count what the tests notice, for hours; `-- --number 10`."""
+    install(session, "real", "dev")
+    seed = [] if "--seed" in session.posargs else ["--seed", str(time.time_ns() % 10**6)]
+    session.run("python", "-m", "tests.mutants", *seed, *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session
@@ -171,5 +181,5 @@ def findings(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """What measures time, one test after another: ratios to plain references, and benchmarks of the kernels."""
     install(session, "real", "dev")
-    session.run("pytest", "-m", "bench", "-s", *session.posargs, env=ENVIRONMENT)
+    session.run("pytest", *LONG, "-m", "bench", "-s", *session.posargs, env=ENVIRONMENT)
     session.run("pytest", "kernels/benchmarks", "--benchmark-only", "-s", *session.posargs)

@@ -10,18 +10,27 @@ import json
 import os
 import re
 import stat
+import struct
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from specsim.io.errors import InputError
 from specsim.io.files import replacing, scratch_folder
+from specsim.io.json import parse_json
 
 NAMES = "tensors"  # in the header: a JSON list of their names
 
+# What torch, safetensors and transformers raise for files and configurations of others, beside InputError.
+FAILURES = (
+    ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, MemoryError, OSError,
+    RuntimeError, TypeError, ValueError, struct.error, UnpicklingError, SafetensorError, StrictDataclassError,
+)  # fmt: skip
 OS_ERROR = re.compile(r"\(os error (\d+)\)")  # in what safetensors says of a disk
 
 
@@ -48,7 +57,7 @@ def check_names(path: Path, metadata: Mapping[str, str], names: Collection[str],
     """Raise InputError if a file does not hold the tensors that its header lists; older files list none."""
     if NAMES not in metadata:
         return
-    listed = json.loads(metadata[NAMES])
+    listed = parse_json(metadata[NAMES], f"{path}: its list of tensors", list[str], invalid=advice)
     lacks, has = sorted({*listed} - {*names}), sorted({*names} - {*listed})
     if lacks or has:
         faults = [f"lacks {', '.join(lacks)}"] * bool(lacks) + [f"has {', '.join(has)} too"] * bool(has)

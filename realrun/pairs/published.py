@@ -16,18 +16,20 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, NamedTuple
+from reprlib import repr as short
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import torch
-from safetensors import SafetensorError, safe_open
+from msgspec import Meta
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from realrun.drafters.block import DFLASH, P_EAGLE, W1
 from realrun.drafters.eagle3 import ARCHITECTURE, LAYERS_KEY
+from realrun.tensor_files import FAILURES
 from specsim.cost.roofline.drafters import LAYERS, drafter_config
 from specsim.io.errors import InputError
-from specsim.io.json import parse_json
+from specsim.io.json import checked, read_json
 
 CONFIG, WEIGHTS, PICKLED, INDEX = "config.json", "model.safetensors", "pytorch_model.bin", ".index.json"
 MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -45,6 +47,56 @@ TRAINED_DEPTHS = 8  # tokens per block of P-EAGLE, by default in speculators and
 VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight", "rotary_emb.inv_freq")  # copies of the target's parts
 
 Tensors = dict[str, torch.Tensor]
+Count = Annotated[int, Meta(ge=0, le=2**31)]
+Counts = list[Count] | None
+
+
+class Proposal(TypedDict, total=False):
+    """A proposal method of speculators."""
+
+    speculative_tokens: Count | None
+
+
+class Speculators(TypedDict, total=False):
+    """What speculators says of decoding."""
+
+    proposal_methods: list[Proposal] | None
+
+
+class Own(TypedDict, total=False):
+    """The keys of `dflash_config` and `eagle_config`."""
+
+    target_layer_ids: Counts
+    eagle_aux_hidden_state_layer_ids: Counts
+    mask_token_id: Count | None
+    sample_from_anchor: bool | None
+
+
+class Stated(TypedDict, total=False):
+    """The keys of config.json that are read here; `Sizes` has those of its layers."""
+
+    architectures: list[str] | None
+    speculators_config: Speculators | None
+    eagle_config: Own | None
+    dflash_config: Own | None
+    block_size: Annotated[int, Meta(ge=1, le=256)]
+    layer_types: list[str] | None
+    target_layer_ids: Counts
+    aux_hidden_state_layer_ids: Counts
+    eagle_aux_hidden_state_layer_ids: Counts
+    mask_token_id: Count | None
+    pard_token: Count | None
+    ptd_token_id: Count | None
+
+
+FEW = 8  # layers, which are made in any case, so that missing tensors are named
+SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+
+
+class Index(TypedDict):
+    """The index of weights in several files: the file of each tensor."""
+
+    weight_map: dict[str, str]
 
 
 class Published(NamedTuple):
@@ -100,17 +152,33 @@ def read_published(folder: Path) -> Published:
         raise InputError(f"drafter {folder} is of kind {name}, which is not read; published drafters are {READ}")
     config = _config(folder) if (folder / CONFIG).is_file() else {}
     tensors = {key: tensor for key, tensor in _tensors(folder).items() if key not in VERIFIER}
+    checked(config, str(folder / CONFIG), Stated, invalid=AGAIN)
     try:
-        return readers[name](folder, tensors, config)
+        published = readers[name](folder, tensors, config)
     except KeyError as error:
         raise InputError(f"drafter {folder} has no {error.args[0]}, which {name} drafters have; {AGAIN}") from None
+    if "config" in published.facts:  # by which layers are made
+        _check_sizes(folder, config, tensors)
+    return published
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = parse_json(
-        (folder / CONFIG).read_text(), str(folder / CONFIG), dict[str, Any], invalid=AGAIN
-    )
+    name = str(folder / CONFIG)
+    config: dict[str, Any] = read_json(folder / CONFIG, name, dict[str, Any], missing=AGAIN, invalid=AGAIN)
     return config
+
+
+def _check_sizes(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> None:
+    """Raise InputError unless the sizes in a config.json are at most those of the tensors, before layers are made."""
+    largest = max((max(tensor.shape, default=1) for tensor in tensors.values()), default=1)
+    stated = _flat(config)
+    heads = stated.get("num_attention_heads")
+    each = max(1, largest // heads) if type(heads) is int and heads > 0 else largest
+    most = {**dict.fromkeys(SIZES, largest), "num_hidden_layers": max(FEW, len(tensors)), "head_dim": each}
+    for name, limit in most.items():
+        value = stated.get(name)
+        if value is not None and not (type(value) is int and 1 <= value <= limit):
+            raise InputError(f"{folder / CONFIG} has {name} {short(value)}, its tensors allow 1 to {limit}; {AGAIN}")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -119,8 +187,8 @@ def _files(folder: Path) -> list[Path]:
         if (folder / name).is_file():
             return [folder / name]
         if (index := folder / f"{name}{INDEX}").is_file():
-            named: dict[str, Any] = parse_json(index.read_text(), str(index), dict[str, Any], invalid=AGAIN)
-            return [folder / file for file in sorted({*named.get("weight_map", {}).values()})]
+            named: Index = read_json(index, str(index), Index, missing=AGAIN, invalid=AGAIN)
+            return [folder / file for file in sorted({*named["weight_map"].values()})]
     raise InputError(f"drafter {folder} has no weights that are read (none of {', '.join(FILES)}); {AGAIN}")
 
 
@@ -132,8 +200,10 @@ def _read(folder: Path, file: Path, *, names_only: bool = False) -> Mapping[str,
         if file.suffix == ".safetensors":
             return load_file(file)
         tensors: Tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=names_only)
-    except (SafetensorError, OSError, RuntimeError, EOFError, UnpicklingError) as error:
-        reason = str(error).strip().splitlines()[0]
+        if not all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in tensors.items()):
+            raise ValueError(f"{file.name} does not hold tensors by name")
+    except FAILURES as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"drafter {folder} has no weights that are read ({reason}); {AGAIN}") from None
     return tensors
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -24,6 +23,7 @@ from transformers import (
 
 from realrun.lm.variants import without_head
 from realrun.pairs.published import drafter_name
+from realrun.tensor_files import FAILURES
 from specsim.io.errors import InputError
 
 NAMED = 3  # most tensors that an error names per kind of fault
@@ -35,9 +35,6 @@ TEXT_MODEL = {
 }
 MTP = re.compile(r"(^|\.)(mtp|mtp_layers|nextn)\.")  # tensors of MTP modules, which --drafter mtp reads
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-FAILURES = (
-    OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError, SafetensorError,
-)  # fmt: skip
 
 
 def load_whole(path: str, **options: Any) -> PreTrainedModel:

@@ -74,8 +74,9 @@ class BatchProfileCost(BatchCost):
         """Raise InputError for impossible rounds, beyond the noise of the measurement."""
         step_s = self.verify_s[:, :, 0] + self.step_s
         for each, size in enumerate(self.tokens[1:].tolist(), start=1):
-            places = np.minimum(np.arange(size - 1), self.draft_s.shape[2] - 1)
-            round_s = self.draft_s[:, :, places].sum(axis=2) + self.verify_s[:, :, each] + self.step_s + self.round_s
+            places = min(size - 1, self.draft_s.shape[2])  # with a time of their own; the last stands for all later
+            draft_s = self.draft_s[:, :, :places].sum(axis=2) + (size - 1 - places) * self.draft_s[:, :, -1]
+            round_s = draft_s + self.verify_s[:, :, each] + self.step_s + self.round_s
             what = f"a round at K = {size - 1}"
             check_rounds(name, round_s.reshape(1, -1), step_s.ravel(), what, noise_floor)
 

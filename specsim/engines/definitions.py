@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -91,12 +92,17 @@ class Definition:
     note: str = ""
 
 
+def _ratio(count: float, among: float) -> float:
+    """Divide; NaN, which is not shown, where there was nothing to count among."""
+    return count / among if among else math.nan
+
+
 def _bonus_included(totals: Totals) -> float:
-    return 1 + totals.accepted / totals.rounds
+    return 1 + _ratio(totals.accepted, totals.rounds)
 
 
 def _accepted_share(totals: Totals) -> float:
-    return totals.accepted / totals.drafted
+    return _ratio(totals.accepted, totals.drafted)
 
 
 def _of_all_rounds(totals: Totals) -> list[float]:
@@ -131,7 +137,7 @@ SCHEDULE = "where drafts differ in length, its denominator counts rounds that ne
 DEFINITIONS = (
     Definition(
         "specsim", LENGTH, "tau", "output tokens / (rounds + steps without a draft)",
-        lambda totals: totals.output_tokens / (totals.rounds + totals.plain_steps),
+        lambda totals: _ratio(totals.output_tokens, totals.rounds + totals.plain_steps),
     ),
     Definition("specsim", RATE, "v_d", SHARE, _accepted_share),
     Definition(
@@ -149,7 +155,7 @@ DEFINITIONS = (
     Definition("llamacpp", POSITIONS, "#acc rate/pos", OF_ALL, _of_all_rounds, SCHEDULE),
     Definition(
         "sglang", LENGTH, "accept len, spec_accept_length", "completion tokens / verification passes",
-        lambda totals: totals.output_tokens / totals.rounds,
+        lambda totals: _ratio(totals.output_tokens, totals.rounds),
         "the completion counts the token that the prompt's pass emits",
     ),
     Definition(
@@ -184,7 +190,7 @@ DEFINITIONS = (
     ),
     Definition(
         "transformers", LENGTH, "mean of num_matches", "accepted tokens / rounds",
-        lambda totals: totals.accepted / totals.rounds, "without the token that the target adds",
+        lambda totals: _ratio(totals.accepted, totals.rounds), "without the token that the target adds",
     ),
     Definition(
         "openvino", RATE, "get_draft_acceptance_rate", "accepted tokens / drafted tokens, without each last round",

@@ -40,7 +40,7 @@ Positive: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_COUNT)]
 DraftLength: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_DEPTH)]
 Clients: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_CLIENTS)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
-Duration: TypeAlias = Annotated[float, Meta(gt=0, le=1e9)]
+Duration: TypeAlias = Annotated[float, Meta(ge=1e-9, le=1e9)]
 Text: TypeAlias = Annotated[str, Meta(max_length=2**12)]
 ArmName: TypeAlias = Literal["speculative", "baseline", "baseline, repeated"]
 

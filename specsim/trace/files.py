@@ -52,6 +52,10 @@ METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 ENCRYPTED = 1  # a member's flag
 PROMPT = "prompt"  # column of the sequences
 MOST_TOKENS = 2**31 - 1  # of a sequence, and its number, at most
+LIMITS = {  # of a column's values
+    "prob": 1, "confidence": 1, "top10_confidence": 1, "entropy_nats": np.inf, "text_prob": 1, "text_accept": 1,
+}  # fmt: skip
+ROUNDING = 1e-5  # of engines' statistics in float32
 STEP_COLUMNS = {"token": np.int32, "match_len": np.uint8, "sequence_id": np.int64, "t": np.int64}
 TREE_COLUMNS = {"parent": INTEGER_LISTS, "token": INTEGER_LISTS, "prob": FLOAT_LISTS}
 JUDGED_COLUMNS = ("target_prob", "target_entropy_nats")  # of nodes, where recorded for typical acceptance
@@ -328,10 +332,24 @@ def _check(trace: Trace, folder: Path, step_sequence_id: IntArray, step_t: IntAr
     proposed = trace.draft_token != NO_TOKEN
     if (proposed[:, 1:] & ~proposed[:, :-1]).any() or (trace.match_len > proposed.sum(axis=1)).any():
         raise InputError(f"{folder / STEPS}: draft_token has a gap, or match_len goes beyond it; record it again")
-    for name in ("text_prob", "text_accept"):
-        prob = getattr(trace, name)
-        if prob is not None and not ((prob >= 0) & (prob <= 1)).all():
-            raise InputError(f"{folder / STEPS}: {name} leaves [0, 1]; record it again")
+    check_values(trace, str(folder / STEPS), "record it again")
+
+
+def check_values(trace: Trace, name: str, advice: str) -> None:
+    """Raise InputError for an impossible token, probability or entropy of a trace, which errors call `name`."""
+    drafted = trace.draft_token != NO_TOKEN  # beyond what a drafter proposes, the other columns mean nothing
+    size = (trace.meta.get("vocabulary") or {}).get("tokens", MOST_TOKENS + 1)
+    tokens = {"token": trace.token, "draft_token": trace.draft_token[drafted]}
+    for column, values in tokens.items() if trace.token.size else ():
+        if not ((values >= 0) & (values < size)).all():
+            raise InputError(f"{name}: {column} leaves 0 to {size - 1}, the vocabulary; {advice}")
+    for column, most in LIMITS.items():
+        values = getattr(trace, column)
+        if values is None:
+            continue
+        values = values if column.startswith("text_") else values[drafted]
+        if not ((values >= -ROUNDING) & (values <= most + ROUNDING)).all():
+            raise InputError(f"{name}: {column} leaves [0, {most}]; {advice}")
 
 
 def _read_trees(path: Path, meta: dict[str, Any], rows: tuple[IntArray, IntArray]) -> TreeRecord:

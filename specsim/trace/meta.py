@@ -83,6 +83,12 @@ class Synthetic(TypedDict):
     informed: NotRequired[bool]
 
 
+class Vocabulary(TypedDict):
+    """Tokens that the target can emit."""
+
+    tokens: int
+
+
 class Meta(TypedDict):
     """Schema of meta.json; unknown keys are allowed.
 
@@ -116,6 +122,7 @@ class Meta(TypedDict):
     synthetic: NotRequired[Synthetic]
     informed: NotRequired[bool]
     text: NotRequired[bool]
+    vocabulary: NotRequired[Vocabulary | None]
     recurrent_layers: NotRequired[list[str]]
     second_pass: NotRequired[bool]
 

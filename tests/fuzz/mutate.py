@@ -153,7 +153,7 @@ def of_json_header(content: bytes, rng: Random) -> bytes:
         return of_bytes(content, rng)
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
-    names = [name for name, value in header["__metadata__"].items() if value[:1] == "{"]
+    names = [name for name, value in header.get("__metadata__", {}).items() if value[:1] == "{"]
     if names and rng.random() < 0.6:
         name = rng.choice(names)
         header["__metadata__"][name] = of_json(header["__metadata__"][name].encode(), rng).decode(errors="replace")

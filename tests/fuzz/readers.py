@@ -32,7 +32,7 @@ from specsim.policy.static_tree.rates import read_rates
 from specsim.serving.arrivals import recorded_requests
 from specsim.trace.files import pack_trace, read_trace, write_trace
 from specsim.trace.meta import JOINED_FILE, META, SEQUENCES, STEPS, TREES, meta_digest, read_meta
-from tests.fuzz import mutate
+from tests.fuzz import mutate, outside
 from tests.fuzz.reader import JSON, OTHER, Reader, json_file
 from tests.specsim.claims.conftest import CLAIMS
 from tests.specsim.engines.test_pass_times import BATCHED, DRAFT_LOG
@@ -465,4 +465,7 @@ READERS: dict[str, Reader] = {
     ),
     "trace, zipped": Reader(OTHER, write_packed, use_trace, mutate.of_zip, covered=True),
     **IMPORTERS,
+    **outside.SERVERS,
+    **outside.DENSE,
+    **outside.MODELS,
 }

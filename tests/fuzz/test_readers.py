@@ -5,33 +5,53 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import resource
 import signal
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
+import gguf
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from specsim.acceptance.sources import read_rounds
 from specsim.cost.model import ConstantCost
+from specsim.engines.formats.registry import read_format
 from specsim.io.errors import InputError
 from specsim.io.parquet import INTEGER_LISTS, read_table
-from specsim.trace.files import read_trace
+from specsim.trace.files import read_trace, write_trace
+from tests.fuzz import outside
 from tests.fuzz.reader import JSON, Reader
-from tests.fuzz.readers import READERS, STEPS, sign_files, write_packed, write_rounds, write_with_trees
+from tests.fuzz.readers import (
+    BATCH_PROFILE,
+    READERS,
+    STEPS,
+    sign_files,
+    use_cost,
+    write_packed,
+    write_rounds,
+    write_with_trees,
+)
+from tests.support import published
+from tests.support.reference import small_trace
 
 SEED, MUTANTS = 19, int(os.environ.get("FUZZ_MUTANTS", "25"))  # of each reader
-LIMIT_S, LIMIT_BYTES = 5, 2**31  # CPU time of a file, and memory of a reader
+LIMIT_S, LIMIT_BYTES = 5, 2**31  # CPU time of a file, and address space of a reader
+MOST_GROWTH_KB = 100_000  # of a reader's memory over all mutants
 MAX_CHARACTERS = 1000  # of an error
 MAX_SHOWN = 5  # failures of a reader
 CORPUS: dict[str, Any] = json.loads(Path(__file__).with_name("corpus.json").read_text())
@@ -100,13 +120,14 @@ def test_mutants_are_refused_in_one_line_or_read(name: str, tmp_path: Path) -> N
     expected = reader.read(path)
     valid = {file: (path / file).read_bytes() for file in reader.files}
     unchanged = {**valid, "meta.json": (path / "meta.json").read_bytes()} if reader.mend else valid
-    failures = []
+    failures, peak_kb = [], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in [*range(MUTANTS), *CORPUS["mutants"].get(name, [])]:
         for file, content in unchanged.items():
             (path / file).write_bytes(content)
         what = outcome(reader, path, *mutant(name, valid, number), expected)
         failures += [f"{number}: {what}"] * (what not in ("refused", "accepted"))
     assert failures[:MAX_SHOWN] == []
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_kb < MOST_GROWTH_KB
 
 
 def other_version(content: bytes) -> bytes:
@@ -286,3 +307,109 @@ def test_end_of_text_tokens_are_whole_numbers(ids: Any, tmp_path: Path) -> None:
     sign_files(tmp_path / "trace")
     with pytest.raises(InputError, match="eos_token_id"):
         read_trace(tmp_path / "trace")
+
+
+def request_with(**values: Any) -> bytes:
+    request = {"request": 0, "id": "r", "prompt_tokens": [5], "max_output_tokens": 9, "temperature": 0.0}
+    return json.dumps({**request, "forced_tokens": None, **values}).encode() + b"\n"
+
+
+def rows_with(**values: Any) -> bytes:
+    """Two rows of a request, of which the first has these values."""
+    rows = np.array([(0, t, 7, (8, 3), (0.9, 0.4), (0.3, 1.2), (0.9, 0.5)) for t in (1, 2)], outside.ROW)
+    for name, value in values.items():
+        rows[name][0] = value
+    content = io.BytesIO()
+    np.save(content, rows)
+    return content.getvalue()
+
+
+def pickled(content: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+ENGINE, REQUESTS, DRAFTS = (f"vllm-dense, {name}" for name in ("engine.json", "requests.jsonl", "drafts.npy"))
+PICKLE, STATED = "published, pickled", "published, specforge-eagle3, config.json"
+IMPOSSIBLE = [
+    *((ENGINE, json.dumps({**outside.FACTS, **values}).encode(), says) for values, says in (
+        ({"vocabulary": 0}, "vocabulary"), ({"depth": 0}, "depth"), ({"depth": -1}, "depth"), ({"depth": 300}, "depth"),
+        ({"depth": 4}, "of depth 4"), ({"vocabulary": 9}, "the vocabulary"),
+    )),
+    *((REQUESTS, 2 * request_with(**values), says) for values, says in (
+        ({"prompt_tokens": []}, "prompt_tokens"), ({"prompt_tokens": [-1]}, "prompt_tokens"),
+        ({"prompt_tokens": [2**40]}, "prompt_tokens"), ({"temperature": -3}, "temperature"),
+    )),
+    (REQUESTS, request_with(), "does not describe"),
+    *((DRAFTS, rows_with(**values), says) for values, says in (
+        ({"prob": (1.5, 0)}, r"prob leaves \[0, 1\]"), ({"prob": np.nan}, "prob leaves"),
+        ({"entropy_nats": -1}, "entropy_nats leaves"), ({"top10_confidence": 2}, "top10_confidence leaves"),
+        ({"token": -5}, "token leaves 0 to 96"), ({"token": 1000}, "token leaves"),
+        ({"draft": 97}, "draft_token leaves"), ({"request": -1}, "does not describe"),
+    )),
+    (DRAFTS, b"\x93NUMPY\x01\x00\x46\x00" + b"{'descr': [], 'fortran_order': False, 'shape': (0,)}".ljust(70), "rows"),
+    *((PICKLE, content, "no weights that are read") for content in (b"", b"hello", pickled([1]), pickled({1: 2}))),
+    (STATED, b"\xff{}", "not valid JSON"),
+    *((STATED, json.dumps({**published.layouts()["specforge-eagle3"]["config"], **values}).encode(), says)
+      for values, says in (
+        ({"num_hidden_layers": 2**31 - 1}, "num_hidden_layers 2147483647, its tensors allow 1 to 16"),
+        ({"intermediate_size": 2**40}, "intermediate_size"), ({"head_dim": 4096}, "head_dim"),
+        ({"hidden_act": 7}, "hidden_act"),
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "says"), IMPOSSIBLE)
+def test_impossible_values_are_refused_by_name(name: str, content: bytes, says: str, tmp_path: Path) -> None:
+    reader, path = READERS[name], tmp_path / "file"
+    reader.write(path)
+    (path / reader.files[0]).write_bytes(content)
+    with pytest.raises(InputError, match=says) as caught:
+        reader.read(path)
+    assert str(caught.value).isprintable()
+
+
+def test_what_a_killed_server_left_of_a_last_line_is_dropped(tmp_path: Path) -> None:
+    outside.write_dense(tmp_path / "part")
+    described = tmp_path / "part" / "requests.jsonl"
+    described.write_bytes(described.read_bytes()[:-9])
+    assert read_format("vllm-dense", [tmp_path / "part"]).requests == 1
+
+
+@pytest.mark.parametrize("column", ["prob", "confidence", "entropy_nats", "token", "draft_token"])
+def test_a_trace_of_impossible_values_is_refused(column: str, tmp_path: Path) -> None:
+    trace = small_trace()
+    values = getattr(trace, column).copy()
+    values[-1] = -5
+    write_trace(replace(trace, **{column: values}), tmp_path / "trace")
+    with pytest.raises(InputError, match=f"{column} leaves"):
+        read_trace(tmp_path / "trace")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("head_count", 0, "cannot read"), ("embedding_length", 0, "embedding_length"),
+        ("block_count", 10**6, "block_count"), ("feed_forward_length", 2**31, "feed_forward_length"),
+        ("token_merges", ["a b", "a bc"], "cannot read"),
+    ],
+)  # fmt: skip
+def test_a_gguf_file_of_impossible_sizes_is_refused(key: str, value: Any, says: str, tmp_path: Path) -> None:
+    add, path = f"add_{key}", tmp_path / "model.gguf"
+    own = getattr(gguf.GGUFWriter, add)
+    with mock.patch.object(gguf.GGUFWriter, add, lambda writer, _: own(writer, value)):
+        outside.write_gguf(path)
+    with pytest.raises(InputError, match=says) as caught:
+        outside.use_gguf(path)
+    assert str(caught.value).isprintable() and str(path) in str(caught.value)
+
+
+def test_a_profile_of_very_long_passes_takes_no_memory(tmp_path: Path) -> None:
+    """Every K up to the longest pass was listed: 16 GiB."""
+    path = tmp_path / "batches.json"
+    path.write_text(json.dumps({**BATCH_PROFILE, "tokens": [1, 2**31 - 1]}))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with contextlib.suppress(InputError):
+        use_cost(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB

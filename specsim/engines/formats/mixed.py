@@ -6,10 +6,13 @@ import re
 from collections import Counter
 from pathlib import Path
 
-MODEL = re.compile(r"with config: model='([^']+)'|\bmodel_name=\"([^\"]+)\"")
+MODEL = re.compile(
+    r"with config: model='([^']+)'|\bmodel_name=\"([^\"]+)\"|non-default args: \{.{0,4000}?'model': '([^']+)'"
+)
 PROCESS = re.compile(r"\((?:APIServer|EngineCore\w*|MainProcess) pid=(\d+)\)")
 ENGINE = re.compile(r"\bEngine (\d{3}):|\bengine=\"(\d+)\"")
-COUNTS = re.compile(r"SpecDecoding metrics:|draft acceptance|Decode batch")
+LINES = {"SpecDecoding metrics:": "vLLM", "draft acceptance": "llama.cpp", "Decode batch": "SGLang"}
+COUNTS = re.compile("|".join(LINES))
 TIME = re.compile(r"\d\d:\d\d:\d\d|^\d+\.\d+\.\d+\.\d+")
 
 
@@ -18,7 +21,7 @@ def mixed_sources(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = [line.strip() for line in text.splitlines() if COUNTS.search(line)]
     several = {
-        "models": {match[1] or match[2] for match in MODEL.finditer(text)},
+        "models": {match[1] or match[2] or match[3] for match in MODEL.finditer(text)},
         "processes": {match[1] for line in lines for match in PROCESS.finditer(line)},
         "engines": {match[1] or match[2] for match in ENGINE.finditer(text)},
     }
@@ -27,6 +30,9 @@ def mixed_sources(path: Path) -> list[str]:
         for what, names in several.items()
         if len(names) > 1
     ]
+    engines = [engine for words, engine in LINES.items() if any(words in line for line in lines)]
+    if len(engines) > 1:
+        notes.append(f"lines of {' and '.join(engines)}: only one engine's are counted; give a file of each")
     twice = sum(times > 1 for line, times in Counter(lines).items() if TIME.search(line))
     if twice:
         notes.append(f"{twice} lines stand more than once, as a log does that was written twice: they count each time")

@@ -9,21 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from tokenize import TokenError
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import numpy as np
+from msgspec import Meta
 
 from specsim.engines.formats.records import ImportedRecords, Skipped
 from specsim.io.arrays import Array, Ints
 from specsim.io.errors import InputError
 from specsim.io.files import digest
 from specsim.io.json import parse_json, read_json
+from specsim.trace.files import check_values
 from specsim.trace.joined import LOOKUP, SUFFIX
-from specsim.trace.trace import NO_TOKEN, Trace
+from specsim.trace.trace import MAX_DEPTH, NO_TOKEN, Trace
 
 FACTS, REQUESTS, DRAFTS = "engine.json", "requests.jsonl", "drafts.npy"
 COLUMNS = ("request", "position", "token", "draft", "prob", "entropy_nats", "top10_confidence")
 AGAIN = "record again, or remove this folder"
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 KINDS = {"ngram": LOOKUP, "suffix": SUFFIX}  # of drafters that have a name of their own here, by vLLM's method
 
 
@@ -37,24 +42,24 @@ class Facts(TypedDict):
     target: str
     drafter: str
     drafter_facts: dict[str, Any]
-    vocabulary: int
-    eos_token_id: int | list[int] | None
+    vocabulary: Count
+    eos_token_id: Token | list[Token] | None
     dtype: str
     device: str
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    depth: int
+    max_num_batched_tokens: Count
+    max_num_seqs: Count
+    depth: Annotated[int, Meta(ge=1, le=MAX_DEPTH)]
 
 
 class Request(TypedDict):
     """A request; forced_tokens: length of the text that was forced on it, None if vLLM chose the tokens."""
 
-    request: int
+    request: Token
     id: str
-    prompt_tokens: list[int]
-    max_output_tokens: int | None
-    temperature: float
-    forced_tokens: int | None
+    prompt_tokens: Annotated[list[Token], Meta(min_length=1)]
+    max_output_tokens: Count | None
+    temperature: Annotated[float, Meta(ge=0)]
+    forced_tokens: Token | None
 
 
 class Part(NamedTuple):
@@ -69,25 +74,34 @@ def read_part(folder: Path) -> Part:
     """Read what was recorded of a server; InputError if the folder does not hold it."""
     facts = read_json(folder / FACTS, str(folder / FACTS), Facts, missing=AGAIN, invalid=AGAIN)
     try:
-        lines = (folder / REQUESTS).read_text().splitlines()
+        described, _, cut = (folder / REQUESTS).read_bytes().rpartition(b"\n")
         rows = read_rows(folder / DRAFTS)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SyntaxError, TokenError) as error:
         raise InputError(f"{folder} holds no recorded drafts ({error}); {AGAIN}") from None
-    if rows.dtype.names != COLUMNS:
-        raise InputError(f"{folder / DRAFTS} has other columns than {', '.join(COLUMNS)}; {AGAIN}")
-    requests = [parse_json(line, str(folder / REQUESTS), Request, invalid=AGAIN) for line in lines]
-    return Part(facts, requests, rows)
+    if rows.dtype.names != COLUMNS or rows["draft"].shape[1:] != (facts["depth"],):
+        raise InputError(
+            f"{folder / DRAFTS} has other columns than {', '.join(COLUMNS)}, of depth {facts['depth']}; {AGAIN}"
+        )
+    requests = [
+        parse_json(line, str(folder / REQUESTS), Request, invalid=AGAIN) for line in described.split(b"\n") if line
+    ]
+    known = rows[rows["request"] < len(requests)] if cut else rows
+    if ((known["request"] < 0) | (known["request"] >= len(requests))).any():
+        raise InputError(f"{folder / DRAFTS} has rows of requests that {REQUESTS} does not describe; {AGAIN}")
+    return Part(facts, requests, known)
 
 
 def read_rows(file: Path) -> Array:
     """Read the rows of a recording: an npy header with their type, and rows up to the end of the file.
 
-    A last row that is cut off, as a killed server leaves it, is dropped.
+    A last row that is cut off, as a killed server leaves it, is dropped, and so is a last line of the requests.
     """
     with file.open("rb") as handle:
         np.lib.format.read_magic(handle)
         _, _, row = np.lib.format.read_array_header_1_0(handle)
         written = handle.read()
+    if not row.itemsize or row.hasobject:
+        raise ValueError("rows without columns")
     rows: Array = np.frombuffer(written[: len(written) // row.itemsize * row.itemsize], row)
     return rows
 
@@ -160,6 +174,7 @@ def read_dense(paths: Sequence[Path]) -> ImportedRecords:
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         **whole,
     )
+    check_values(trace, f"{paths[0]}", AGAIN)
     return ImportedRecords(
         trace,
         facts["name"],

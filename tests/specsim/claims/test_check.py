@@ -302,6 +302,7 @@ def test_changed_files_are_read_again(claim_file: ClaimFile) -> None:
 def test_a_shorter_limit_is_the_shorter_run(trace: specsim.Trace) -> None:
     """Replays of the first 20 tokens are the rounds that the whole run's first 20 tokens allow."""
     short = trace.shortened(20)
+    assert trace.shortened(1).output_tokens.tolist() == [1] * trace.sequences
     assert short.output_tokens.tolist() == [20] * trace.sequences and trace.shortened(60).depth == trace.depth
     rows = trace.position < 20
     assert (short.token == trace.token[rows]).all()

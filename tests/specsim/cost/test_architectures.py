@@ -446,3 +446,12 @@ def test_weights_and_caches_must_fit_together() -> None:
     needed = 8030261248 * 2 + 64 * 7600 * 131072
     refusal(lambda: with_model.verify(4, 7600), f"{(needed + more - 80e9) / 1e9:.1f} GB more")
     assert replace(cost, target=replace(target, cache="float8"), draft_passes=None).verify(4, 8000) > 0
+
+
+def test_the_first_layers_of_a_model_are_its_dense_ones() -> None:
+    """Three of DeepSeek-V3's 61 layers are dense; a layer more is always more weights."""
+    model = find_architecture("deepseek-v3")
+    counts = [model.first(layers).parameters for layers in range(6)]
+    steps = np.diff(counts)
+    assert counts[0] > 0 and steps[0] == steps[1] == steps[2] and steps[3] == steps[4] > 10 * steps[2] > 0
+    assert model.first(61).parameters == model.parameters

@@ -15,13 +15,37 @@ from specsim.engines.advise import advise
 from tests.support.checks import refusal
 from tests.support.commands import call, json_of
 
-# Width of the memory bus in bits, Gb/s per pin, multiprocessors, 16-bit FLOPs per multiprocessor and cycle, GHz.
+# Width of the memory bus in bits, Gb/s per pin, multiprocessors, 16-bit FLOPs per multiprocessor and cycle, GHz; as the
+# vendors' descriptions of the chips print them. 0: not printed.
 BUILT = {
     "gb10": (256, 8.533, 48, 1024, 2.55), "gh200": (6144, 5.2, 132, 4096, 1.83), "l4": (192, 12.5, 60, 1024, 2.04),
     "gh200-144gb": (6144, 6.4, 132, 4096, 1.83), "v100": (4096, 1.752, 80, 1024, 1.53),
     "mi325x": (8192, 6.0, 304, 2048, 2.1), "arc-pro-b60": (192, 19.0, 20, 2048, 2.4),
-    "arc-pro-b70": (256, 19.0, 32, 2048, 2.8),
+    "arc-pro-b70": (256, 19.0, 32, 2048, 2.8), "a100": (5120, 3.186, 108, 2048, 1.41),
+    "a800": (5120, 3.186, 108, 2048, 1.41), "a100-40gb": (5120, 2.43, 108, 2048, 1.41),
+    "a6000": (384, 16.0, 84, 1024, 1.8), "h100": (5120, 5.23, 132, 4096, 1.83), "h200": (6144, 6.25, 132, 4096, 1.83),
+    "h100-pcie": (5120, 3.186, 114, 4096, 1.62), "l40s": (384, 18.0, 142, 1024, 2.49),
+    "rtx-4090": (384, 21.0, 128, 512, 2.52), "rtx-3090": (384, 19.5, 82, 512, 1.695),
+    "rtx-5090": (512, 28.0, 170, 512, 2.407), "rtx-pro-6000": (512, 28.0, 188, 1024, 2.617),
+    "h20": (6144, 5.2, 0, 0, 0), "mi300x": (8192, 5.2, 304, 2048, 2.1), "mi355x": (8192, 8.0, 256, 4096, 2.4),
+    "b200": (8192, 8.0, 0, 0, 0), "gb200": (8192, 8.0, 0, 0, 0), "gb300": (8192, 8.0, 0, 0, 0),
+    "m4-max": (512, 8.533, 40, 256, 1.8), "m3-ultra": (1024, 6.4, 80, 256, 1.38),
+    "strix-halo": (256, 8.0, 40, 512, 2.9), "epyc-9655": (768, 6.4, 96, 64, 2.6),
+    "epyc-9655-core": (64, 6.4, 1, 64, 2.6),
 }  # fmt: skip
+# GB of memory, links to other devices, and GB/s of a link in one direction: NVLink 2 and 3 (25, bridges 14.0625), 4
+# (25) and 5 (50), Infinity Fabric, or PCIe of 16 lanes.
+JOINED = {
+    "a100": (80, 12, 25), "a800": (80, 8, 25), "a100-40gb": (40, 12, 25), "a6000": (48, 4, 14.0625),
+    "h100": (80, 18, 25), "h200": (141, 18, 25), "h100-pcie": (80, 12, 25), "h20": (96, 18, 25), "l4": (24, 16, 2),
+    "l40s": (48, 16, 2), "gh200": (96, 18, 25), "gh200-144gb": (144, 18, 25), "v100": (32, 6, 25),
+    "b200": (180, 18, 50), "b300": (288, 18, 50), "gb200": (186, 18, 50), "gb300": (288, 18, 50),
+    "rtx-4090": (24, 16, 2), "rtx-3090": (24, 4, 14.0625), "rtx-5090": (32, 16, 4), "rtx-pro-6000": (96, 16, 4),
+    "mi300x": (192, 7, 64), "mi325x": (256, 7, 64), "mi355x": (288, 7, 76.8), "arc-pro-b60": (24, 16, 2),
+    "arc-pro-b70": (32, 16, 4),
+}  # fmt: skip
+# GPUs of a system, and the PFLOPS in 8 bits with sparsity, twice the dense ones, that NVIDIA prints for all of it.
+SYSTEMS = {"b200": (8, 72), "b300": (8, 72), "gb200": (72, 720), "gb300": (72, 720)}
 # Published for llama.cpp with MTP on an M3 Ultra (Q6_K): K, output tokens per round, speedup.
 METAL = ((2, 2.596, 1.0614), (3, 3.157, 0.9079), (4, 3.604, 0.7939))
 
@@ -35,8 +59,30 @@ def cost_of(gpu: str, target: str, drafter: str = "mtp", weights: str | None = N
 @pytest.mark.parametrize("name", BUILT)
 def test_a_data_sheet_follows_from_bus_width_and_clocks(name: str) -> None:
     bits, rate, processors, flops, clock = BUILT[name]
-    assert find_hardware(name).memory_bytes_s == pytest.approx(1e9 * bits * rate / 8, rel=0.03)
-    assert find_hardware(name).flops_of("float16") == pytest.approx(1e9 * processors * flops * clock, rel=0.04)
+    found = find_hardware(name)
+    assert found.memory_bytes_s == pytest.approx(1e9 * bits * rate / 8, rel=0.025)
+    if processors:
+        widest = found.flops.get("float16", found.flops["float32"])
+        assert widest == pytest.approx(1e9 * processors * flops * clock, rel=0.04)
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_memory_and_links_are_those_of_the_product(name: str) -> None:
+    memory, links, each = JOINED[name]
+    assert find_hardware(name).memory_bytes == 1e9 * memory
+    assert find_hardware(name).link_bytes_s == pytest.approx(1e9 * links * each, rel=1e-9)
+
+
+def test_flops_of_eight_bits_are_twice_those_of_sixteen() -> None:
+    for name in known_hardware():
+        flops = find_hardware(name).flops
+        if "bfloat16" in flops:
+            assert flops["bfloat16"] == flops["float16"]
+        if "float8" in flops:
+            assert flops["float8"] == pytest.approx(2 * flops["bfloat16"], rel=0.015)
+        if name in SYSTEMS:
+            count, petaflops = SYSTEMS[name]
+            assert flops["float8"] == pytest.approx(1e15 * petaflops / 2 / count)
 
 
 def test_a_910c_is_two_910b() -> None:

@@ -277,6 +277,10 @@ def test_what_a_file_mixes_is_named(tmp_path: Path) -> None:
     log.write_text("".join(line.format(pid, 10) for pid in (1, 2)) + line.format(1, 10))
     notes = " ".join(read_counts(log).notes)
     assert "2 processes are summed (1, 2)" in notes and "1 lines stand more than once" in notes
+    models = "".join(f"(APIServer pid=1) INFO non-default args: {{'port': 1, 'model': '{name}'}}\n" for name in "ab")
+    log.write_text(models + line.format(1, 10) + "Decode batch, #running-req: 3, accept len: 2.17\n")
+    notes = " ".join(mixed_sources(log))
+    assert "2 models are summed (a, b)" in notes and "lines of vLLM and SGLang: only one engine's are counted" in notes
     log.write_text(line.format(1, 10) + line.format(1, 20))
     assert mixed_sources(log) == []
 

@@ -295,6 +295,10 @@ def test_other_metrics_are_refused(tmp_path: Path) -> None:
         "vllm:spec_decode_num_drafts_total 5\nllamacpp:spec_decode_num_drafts_total 5\n": "is of llamacpp and vllm",
         "vllm:spec_decode_num_drafts_total 0.5\n": "is 0.5, not a count",
         "vllm:spec_decode_num_drafts_total nan\n": "is nan, not a count",
+        "".join(
+            f'trtllm_spec_decode_{what}_tokens_total{{token_position="{i}"}} {count}\n'
+            for what, i, count in (("drafted", 0, 500), ("accepted", 0, 300), ("accepted", 1, 40))
+        ): r"\[500\] drafted and \[300, 40\] accepted by position is impossible",
     }
     for text, message in cases.items():
         path.write_text(text)
@@ -319,6 +323,12 @@ def test_neutral_records_are_read_as_they_were_written(tmp_path: Path) -> None:
         for column in ("drafted", "accepted", "sequence_id", "t"):
             own, other = (getattr(rounds_of(records), column) for records in (imported, again))
             assert (own is None and other is None) or np.array_equal(own, other), column
+    alone = {**json.loads(path.read_text().splitlines()[0]), "acceptance_histogram": {"1": 1}, "num_spec_steps": 1}
+    alone |= {"num_accepted_draft_tokens": 1, "num_draft_tokens": 2, "num_spec_tokens": 2, "completion_tokens": 3}
+    alone |= {"per_step_accepted": [1], "per_step_drafted": [2]}
+    (tmp_path / "alone.jsonl").write_text(json.dumps(alone))
+    (written,) = aiperf_records(read_format("aiperf", [tmp_path / "alone.jsonl"]))
+    assert written["num_spec_tokens"] == 2 and written["acceptance_histogram"] == {"1": 1}
     wrapped = tmp_path / "wrapped.jsonl"
     lines = [json.dumps({"spec_decode_acceptance": json.loads(line)}) for line in path.read_text().splitlines()]
     wrapped.write_text("\n".join([*lines, '{"spec_decode_acceptance": null}', lines[0][:40]]))

@@ -257,6 +257,12 @@ def test_few_sequences_are_not_taken_for_many(sequences: int) -> None:
     assert 0.03 <= missed / trials <= 0.08
 
 
+def test_an_interval_that_tells_nothing_is_wide_and_finite() -> None:
+    """Student's t of one degree of freedom is 6e5 there, whose exponential overflows."""
+    found = ratio_interval([1.0, 2.0], [1.0, 1.0], confidence=1 - 1e-6)
+    assert 0 < found.low < 1e-100 and 1e100 < found.high < np.inf
+
+
 def test_one_sequence_tells_nothing_apart() -> None:
     assert not paired_difference([3.0], [1.0], [2.0]).significant
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -559,3 +560,11 @@ def test_settings_that_make_no_sense_are_refused() -> None:
     refusal(lambda: TurboSpec(QUICK, 4, accept_prob=1.5), "accept_prob=1.5")
     refusal(lambda: TurboSpec(QUICK, 4, memory=1.0), "memory=1.0")
     assert fixed_length(3).max_draft_tokens == 3
+
+
+def test_a_token_ahead_is_judged_by_the_last_drafted_token_alone() -> None:
+    """Drafts of 0.8, then 0.5: with acceptance like the last token's, the next makes 0.8 * 0.5 * 0.5 = 0.2."""
+    like_the_last = SimpleNamespace(prob=lambda features: 1 / (1 + np.exp(-features[:, 0])))
+    survival = Survival(None, like_the_last, np.ones(2))  # type: ignore[arg-type]
+    np.testing.assert_allclose(survival.ahead(np.array([[0.8, 0.4]])), [0.2], rtol=1e-6)
+    np.testing.assert_allclose(survival.ahead(np.array([[0.8]])), [0.64], rtol=1e-6)

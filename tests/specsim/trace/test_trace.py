@@ -27,6 +27,7 @@ from specsim.trace.accepted import accepted_by, rule_of
 from specsim.trace.files import pack_trace, read_trace, write_trace
 from specsim.trace.joined import JoinedTrace, foretold, join_traces
 from specsim.trace.trace import NO_TOKEN, Trace
+from specsim.trace.typical import typical_thresholds
 from tests.support import ROOT, checks
 from tests.support.checks import edit_meta
 from tests.support.joined_traces import DEPTH, guessing_part, joined_trace, lookup_part, texts
@@ -547,3 +548,13 @@ def test_a_recording_of_sampled_drafts_from_before_is_read_and_says_its_rule() -
     # A greedy draft is kept as far as the output's tokens are the drafter's likeliest.
     leading = [next(depth for depth, rank in enumerate([*row, 1]) if rank) for row in trace.true_rank.tolist()]
     assert accepted_by(trace, "greedy-draft").match_len.tolist() == leading and 0 < sum(leading) < 4 * len(leading)
+
+
+@pytest.mark.parametrize(
+    ("text", "epsilon_and_delta"),
+    [("typical", (0.09, None)), ("typical:0.1", (0.1, None)), ("typical:0.1:0.3", (0.1, 0.3)), ("greedy", None)],
+)
+def test_the_numbers_of_typical_acceptance_are_read(text: str, epsilon_and_delta: Any) -> None:
+    assert typical_thresholds(text) == epsilon_and_delta
+    with pytest.raises(InputError, match="give typical, typical:EPSILON or typical:EPSILON:DELTA"):
+        typical_thresholds("typical:1:2:3")
