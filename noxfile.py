@@ -153,6 +153,20 @@ def studies(session: nox.Session) -> None:
     session.run("python", "-m", "studies", *session.posargs)
 
 
+@nox.session(venv_backend="none")
+def findings(session: nox.Session) -> None:
+    """Surprises in engines and benchmarks: every script in findings/, or those named, in an empty folder of its own."""
+    chosen = session.posargs or sorted(path.stem for path in Path("findings").glob("*.sh"))
+    changed = []
+    for name in chosen:
+        try:
+            session.run("bash", f"findings/{name}.sh", env={"PYTHONPATH": ""})
+        except nox.command.CommandFailed:
+            changed.append(name)
+    if changed:
+        session.error(f"not as it was: {', '.join(changed)}")
+
+
 @nox.session
 def bench(session: nox.Session) -> None:
     """What measures time, one test after another: ratios to plain references, and benchmarks of the kernels."""

@@ -26,7 +26,7 @@ from specsim.io.errors import InputError
 from specsim.lookup.ngram import NgramRule
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.serving.speedup_map import schedule_ranges
+from specsim.serving.draft_length import schedule_ranges
 
 PROCESS = "run_vllm.py"
 MADE_BY_NOX = ".nox/vllm/bin/python"

@@ -251,15 +251,15 @@ def _print_lengths(advice: Advice) -> None:
 class ExplainOptions(Settings):
     """The number to explain, and the engine."""
 
-    quantity: str = argument("acceptance-length, acceptance-rate, position-rate, rounds, or accept.")
+    quantity: str = argument("acceptance-length, acceptance-rate, position-rate, tpot, rounds, or accept.")
     engine: str | None = setting(None, "Only this engine, beside specsim's own definition (default: all).")
 
 
 def explain(options: ExplainOptions) -> Answer:
     """Explain an engine's acceptance numbers.
 
-    Shows what an engine means by its acceptance length or rate, how it runs and counts rounds, or which drafts it
-    accepts at a temperature.
+    Shows what an engine means by its acceptance length or rate, or by its time per output token (TPOT), how it runs and
+    counts rounds, or which drafts it accepts at a temperature.
 
     Example: specsim explain acceptance-rate --engine sglang
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specsim.report import figures
 from specsim.report.page import Result, definitions, facts, figure, heading, stack
 from specsim.report.table import SPEEDUP, TWO, Column, Row, as_html, plain
 
@@ -31,6 +30,8 @@ DEFINITIONS = {
 
 def advice_result(document: Mapping[str, Any]) -> Result:
     """What a page shows of an advice. document : what `specsim advise --json` prints"""
+    from specsim.report import figures  # matplotlib is slow to import
+
     lengths = [
         {**length, "row_class": "best" if length["k"] == document["k"] else ""} for length in document["lengths"]
     ]

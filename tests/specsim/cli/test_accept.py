@@ -60,3 +60,11 @@ def test_the_table_of_rules_is_shown() -> None:
     shown = json_of(call("specsim", "explain", "accept", "--engine", "vllm", "--json"))["accept"]
     assert {row["name"]: row["rule"] for row in shown}["vllm-probabilistic"] == "sampled-draft"
     assert {row["name"].partition("-")[0] for row in shown} == {"vllm"}
+
+
+def test_an_engine_that_pads_drafts_of_lookup_pays_for_them_in_full() -> None:
+    """A round verifies K + 1 tokens whatever was found: as many tokens are accepted, each round costs more."""
+    replay = ("replay", "example:lab-lookup", "--policy", "fixed_k", "--set", "k=7", "--cost", "example:lab-deep-model")
+    plain, padded = (json_of(call("specsim", *replay, "--as", name, "--json")) for name in ("vllm", "openvino"))
+    assert padded["tau"] == pytest.approx(plain["tau"], rel=0.1)
+    assert padded["speedup"]["high"] < plain["speedup"]["low"]

@@ -23,6 +23,7 @@ from specsim.engines.definitions import (
     POSITIONS,
     QUANTITIES,
     RATE,
+    TPOT,
     Totals,
     engine_counts,
     find_definitions,
@@ -261,8 +262,12 @@ def test_what_vllm_printed(k: str, drafts: int, drafted: int, accepted: int) -> 
 
 
 def test_one_run_by_every_definition() -> None:
-    """Three rounds by hand: 2 of 2, 0 of 2 and 1 of 1 accepted; with the prompt's token 7 tokens."""
-    totals = Totals.of(Rounds(np.array([2, 2, 1]), np.array([2, 0, 1])), 7)
+    """A request of three rounds by hand: 2 of 2, 0 of 2 and 1 of 1 accepted; with the prompt's token 7 tokens.
+
+    4 drafts were evaluated: not the second of the second round. The first token came after 1 s, the last after 4.
+    """
+    totals = Totals.of(Rounds(np.array([2, 2, 1]), np.array([2, 0, 1]), sequence_id=np.zeros(3, np.int64)), 7)
+    totals = dataclasses.replace(totals, first_s=1.0, total_s=4.0)
     expected: dict[tuple[str, str], object] = {
         ("specsim", LENGTH): 7 / 3,
         ("specsim", RATE): 3 / 5,
@@ -284,8 +289,14 @@ def test_one_run_by_every_definition() -> None:
         ("lmdeploy", RATE): 3 / 5,
         ("lmdeploy", POSITIONS): [2 / 3, 1 / 3],
         ("aiperf", LENGTH): 2.0,
-        ("aiperf", RATE): 3 / 5,
+        ("aiperf", RATE): 60,
         ("transformers", LENGTH): 1.0,
+        ("openvino", RATE): 2 / 4,
+        ("onnxruntime-genai", LENGTH): 7 / 3,
+        ("onnxruntime-genai", RATE): 3 / 4,
+        **{(engine, TPOT): 3 / 6 for engine in ("specsim", "vllm", "llamacpp", "openvino", "aiperf")},
+        ("guidellm", TPOT): 4 / 7,
+        ("mlx", TPOT): 3 / 7,
     }
     assert {(number.engine, number.quantity) for number in DEFINITIONS} == set(expected)
     for number in DEFINITIONS:
