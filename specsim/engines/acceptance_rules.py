@@ -226,12 +226,13 @@ RULES = {
         ),
         AcceptanceRule(
             name="onnxruntime-genai",
-            version="0.16.0-dev (August 2026)",
+            version="0.18.0",
             setting="",
             rule="sampled-draft",
             reason="",
-            source="read: ComputeAcceptProb and SampleCorrectionToken in src/speculative_sampling.h, as called in "
-            "speculative_decoding_strategy.cpp and mtp_generator.cpp",
+            source="read (0.16.0-dev of August 2026): ComputeAcceptProb and SampleCorrectionToken in "
+            "src/speculative_sampling.h, as called in speculative_decoding_strategy.cpp and mtp_generator.cpp; run on "
+            "a CPU: acceptance as a replay's, see docs/recorded/lossless",
         ),
     )
 }
