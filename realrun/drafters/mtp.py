@@ -10,7 +10,8 @@ transformers does not load these weights, so they are read from the checkpoint's
 and in the settings of `Layout`, which follow vLLM 0.32; `Layout` names the two in which SGLang differs.
 
 References: vLLM's model_executor/models/deepseek_mtp.py, glm4_moe_mtp.py, mimo_mtp.py, qwen3_next_mtp.py and
-qwen3_5_mtp.py.
+qwen3_5_mtp.py. MiMo targets (Xiaomi), a Qwen2 model with MTP modules that transformers does not have either, are as in
+its mimo.py.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.hub import cached_file
 
 from realrun.drafters.eagle import EagleKind, EagleLM, RowsOfStates
@@ -33,10 +35,27 @@ from realrun.drafters.kind import Origin
 from realrun.drafters.state_drafter import StateDrafterLM
 from realrun.lm.cached import FULL, CachedLM, has_recurrent_layers
 from realrun.lm.layer_stack import PartsLM, model_parts
-from realrun.lm.mimo import MiMoConfig
 from realrun.lm.recurrent import RecurrentStates
 from realrun.lm.split_target import SplitTarget
 from specsim.io.errors import InputError
+
+
+class MiMoConfig(Qwen2Config):
+    """config.json of a MiMo checkpoint."""
+
+    model_type = "mimo"
+
+
+class MiMoForCausalLM(Qwen2ForCausalLM):
+    """The target without its MTP modules, which `realrun.drafters.mtp` reads."""
+
+    config_class = MiMoConfig
+    _keys_to_ignore_on_load_unexpected = [r"model\.mtp_layers\..*"]
+
+
+AutoConfig.register(MiMoConfig.model_type, MiMoConfig)
+AutoModelForCausalLM.register(MiMoConfig, MiMoForCausalLM)
+
 
 COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # copies of the target's tensors; engines load those
 NORM, LAYER = "model.norm.weight", "model.layers.0."  # names in the one-layer model that runs the module

@@ -89,8 +89,7 @@ def text(job: Job) -> dict[str, Any]:
     """Let the target answer questions of specsim's and its own, as many as fit into the time."""
     from realrun.pairs.pair import load_target
     from realrun.pairs.prompts import training_prompts
-    from realrun.train.common.distill import DistillSettings, TextSettings, training_text
-    from realrun.train.common.ready_text import save_text
+    from realrun.train.common.distill import DistillSettings, TextSettings, save_text, training_text
 
     sizes = TEXT if job.full else REDUCED_TEXT
     pair = load_target(job.target, **job.machine)

@@ -148,7 +148,7 @@ def train_all(
     recipes : mapping
         Options of `realrun train` by the training's name, in order of worth, as in RECIPES.
     text : Path
-        File that `realrun.train.common.ready_text.save_text` wrote.
+        File that `realrun.train.common.distill.save_text` wrote.
     out : Path
         Folder with a folder for each training: OUT/NAME/train.log has what its process printed.
     minutes : float

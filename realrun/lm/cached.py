@@ -83,7 +83,7 @@ def has_recurrent_layers(config: Any) -> bool:
 
 
 def has_convolutions(config: Any) -> bool:
-    """Check whether a model has convolutions whose cache can drop tokens (`realrun.lm.convolution`)."""
+    """Check whether a model has convolutions whose cache can drop tokens (`realrun.lm.recurrent`)."""
     return CONVOLUTION in (getattr(config.get_text_config(), "layer_types", None) or ())
 
 

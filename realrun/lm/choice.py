@@ -6,9 +6,8 @@ from transformers import PreTrainedModel
 
 from realrun.lm import kernels
 from realrun.lm.cached import CachedLM, has_convolutions, has_recurrent_layers
-from realrun.lm.convolution import ConvolutionLM
 from realrun.lm.llama import FusedLlama, supported
-from realrun.lm.recurrent import RecurrentLM
+from realrun.lm.recurrent import ConvolutionLM, RecurrentLM
 from realrun.lm.static.llama import StaticLlama
 
 

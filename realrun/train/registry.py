@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from realrun.train.common.trainings import Training
 from realrun.train.draft import DRAFT_MODEL
-from realrun.train.eagle import EAGLE
-from realrun.train.eagle3 import EAGLE3
+from realrun.train.eagle import EAGLE, EAGLE3
 from realrun.train.edd import EDD, VDM
 from realrun.train.eesd import EESD
 from realrun.train.medusa import MEDUSA

@@ -11,7 +11,7 @@ import pytest
 
 from realrun.gpu.training import RECIPES, RESULT, needs, spans, train_all
 from realrun.pairs.pair import load_pair
-from realrun.train.common.ready_text import read_text, save_text
+from realrun.train.common.distill import read_text, save_text
 from specsim.io.errors import InputError
 from tests.support.trainings import word_text
 

@@ -16,8 +16,7 @@ from realrun.train.common.loop import LoopSettings, Tokens
 from realrun.train.common.lora import AdapterSettings
 from realrun.train.common.on_text import TextRun
 from realrun.train.common.trainings import TextOptions, Training
-from realrun.train.eagle import EagleSettings
-from realrun.train.eagle3 import Eagle3Settings
+from realrun.train.eagle import Eagle3Settings, EagleSettings
 from realrun.train.edd import EddSettings, VdmSettings
 from realrun.train.eesd import EesdSettings
 from realrun.train.medusa import MedusaCommand

@@ -1,6 +1,7 @@
 """Time all contenders of a case in turns, each after its result was compared with the reference's.
 
-The comparison is on the very inputs of the measurement. A contender that fails or differs is not timed.
+The comparison is on the very inputs of the measurement. A contender that fails or differs is not timed. Own kernels
+also run on poisoned memory, which reveals unwritten elements.
 """
 
 from __future__ import annotations
@@ -14,12 +15,50 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from speckernels.bench import machine
 from speckernels.bench.cases.base import SEED, Arguments, Case, Operation, Work
-from speckernels.bench.inputs import Poison, copied, in_place, total_bytes
 from speckernels.bench.timing import Call, Clock, Stopwatch, graph_calls, interleave
 from speckernels.runtime.dispatch import AUTO, implementation, use_backend
+
+
+def copied(args: Any) -> Any:
+    """Copy arguments, tensors with the same strides."""
+    if isinstance(args, torch.Tensor):
+        return args.clone()
+    return type(args)(map(copied, args)) if isinstance(args, (tuple, list)) else args
+
+
+def total_bytes(args: Any) -> int:
+    """Number of bytes of all tensors."""
+    if isinstance(args, torch.Tensor):
+        return args.numel() * args.element_size()
+    return sum(map(total_bytes, args)) if isinstance(args, (tuple, list)) else 0
+
+
+def in_place(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function so that it returns the arguments that it changes."""
+
+    def run(*args: Any) -> Any:
+        function(*args)
+        return args
+
+    return run
+
+
+class Poison(TorchFunctionMode):
+    """Fill new tensors with NaN or the largest integer, which reveals unwritten elements."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in ("empty", "empty_like", "empty_strided", "new_empty"):
+            if result.is_floating_point():
+                result.fill_(torch.nan)
+            else:
+                result.fill_(True if result.dtype == torch.bool else torch.iinfo(result.dtype).max)
+        return result
+
 
 OWN = ("triton", "cuda")
 COMPILED = ("torch_compile", "flex", "flex_tuned")  # tens of seconds a shape

@@ -24,10 +24,9 @@ from realrun.pairs.prompts import (
     spread,
     training_prompts,
 )
-from realrun.train.common.distill import DistillSettings, TextSettings, TrainingText, training_text
+from realrun.train.common.distill import DistillSettings, TextSettings, TrainingText, read_text, training_text
 from realrun.train.common.loop import LoopSettings
 from realrun.train.common.on_text import TextRun
-from realrun.train.common.ready_text import read_text
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
 from specsim.io.settings import Settings, setting

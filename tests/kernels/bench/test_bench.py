@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from speckernels.bench import machine, measure
-from speckernels.bench.cases import OPERATIONS, attention_rivals, ordered_cases
-from speckernels.bench.cases.attention_rivals import PAGE_SLOTS, RIVALS
+from speckernels.bench.cases import OPERATIONS, ordered_cases
+from speckernels.bench.cases import tree_attention as attention_cases
 from speckernels.bench.cases.base import (
     SEED,
     Arguments,
@@ -33,7 +33,7 @@ from speckernels.bench.cases.base import (
     random_tree,
     relative_error,
 )
-from speckernels.bench.cases.tree_attention import OPERATION
+from speckernels.bench.cases.tree_attention import OPERATION, PAGE_SLOTS, RIVALS
 from speckernels.bench.machine import Ceilings
 from speckernels.bench.measure import OWN, Bench, DeviceLost, Measured, Reading, contender_names, one_line
 from speckernels.bench.timing import (
@@ -605,7 +605,7 @@ def test_pages_and_mask_of_xqa_say_what_the_cache_and_the_bits_do(nodes: int, mo
     module.xqa = xqa  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flashinfer", ModuleType("flashinfer"))
     monkeypatch.setitem(sys.modules, "flashinfer.xqa", module)
-    monkeypatch.setattr(attention_rivals, "FLASHINFER_WORKSPACE_BYTES", 1)
+    monkeypatch.setattr(attention_cases, "FLASHINFER_WORKSPACE_BYTES", 1)
     args = arguments_of(case)
     OPERATION.check(OPERATION.reference(*args), RIVALS["xqa"].prepare(case, args)(*args), case)
 

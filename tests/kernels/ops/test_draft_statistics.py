@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import speckernels
 from speckernels.ops.draft_statistics import DraftStatistics, cuda, draft_statistics, result_type, split
-from speckernels.runtime import counters as counters_module
-from speckernels.runtime.occupancy import block_slots
+from speckernels.runtime import launch
+from speckernels.runtime.launch import block_slots
 from tests.support.kernel_trees import BACKENDS, ON_GPU, Refusals, thread_orders
 from tests.support.mutants import Mutant
 
@@ -408,7 +408,7 @@ def test_in_cuda_graphs(backend: str, warm: bool) -> None:
     with speckernels.use_backend(backend):
         draft_statistics(logits)  # compiles outside the capture
         if not warm:
-            counters_module._for_graphs.clear()
+            launch._for_graphs.clear()
         graphs, results = [], []
         for _ in range(2):
             graphs.append(torch.cuda.CUDAGraph())

@@ -16,7 +16,7 @@ import speckernels
 from speckernels import Unsupported
 from speckernels.ops.tree_attention import pack_bits, reference, tree_attention
 from speckernels.ops.tree_attention.splits import GOOD_ENOUGH, SMALL_SHARED_BYTES, split_count
-from speckernels.runtime.occupancy import block_slots
+from speckernels.runtime.launch import block_slots
 from tests.support.kernel_trees import (
     BACKENDS,
     ON_GPU,

@@ -43,8 +43,15 @@ from realrun.measure.profile import profile
 from realrun.measure.sweeps import CATCH_UP
 from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
 from realrun.pairs.pair import Pair
-from realrun.train.eagle import EagleSettings, EagleTraining, feature_pass, with_lr
-from realrun.train.eagle3 import Eagle3Settings, Eagle3Training, unrolled
+from realrun.train.eagle import (
+    Eagle3Settings,
+    Eagle3Training,
+    EagleSettings,
+    EagleTraining,
+    feature_pass,
+    unrolled,
+    with_lr,
+)
 from realrun.train.edd import states_and_logits
 from specsim.io.errors import InputError
 from specsim.policy.base import Policy

@@ -15,13 +15,11 @@ import torch
 
 from realrun.drafters.medusa import MedusaHeads
 from realrun.pairs.prompts import Prompt, read_conversations
-from realrun.train.common.distill import TextSettings, answered, training_text
-from realrun.train.common.generate import generate
+from realrun.train.common.distill import TextSettings, answered, generate, training_text
 from realrun.train.common.loop import Job, marked, run_loop, share_of, windows
 from realrun.train.common.lora import AdapterSettings
 from realrun.train.draft import DraftModelSettings, DraftModelTraining
-from realrun.train.eagle import EagleSettings, EagleTraining
-from realrun.train.eagle3 import Eagle3Settings, Eagle3Training
+from realrun.train.eagle import Eagle3Settings, Eagle3Training, EagleSettings, EagleTraining
 from realrun.train.edd import DecoderTraining, EddSettings, VdmSettings
 from realrun.train.eesd import EarlyExitTraining, EesdSettings
 from realrun.train.medusa import HeadsTraining, JointTraining, Medusa2Settings, MedusaSettings

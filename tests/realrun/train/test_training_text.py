@@ -18,17 +18,17 @@ from realrun.pairs.library_text import SourceFile
 from realrun.pairs.prompts import Prompt, around_question
 from realrun.pairs.training_tasks import training_questions
 from realrun.train.common import distill
-from realrun.train.common import generate as generating
 from realrun.train.common.distill import (
     Corpus,
     DistillSettings,
     TextSettings,
+    free,
+    generate,
     load_corpus,
     made_up,
     training_text,
     written_text,
 )
-from realrun.train.common.generate import free, generate
 from specsim.io.errors import InputError
 from specsim.io.examples import TASKS
 from tests.support.llama_models import Recorder, with_garbage
@@ -156,8 +156,8 @@ def test_a_static_cache_changes_no_token(architecture: str, device: str, monkeyp
 
     Slots that nothing may read hold NaN, and each pass overwrites the result of the last, as with a graph.
     """
-    make = generating.StaticLlama
-    monkeypatch.setattr(generating, "StaticLlama", lambda model, **how: with_garbage(make(model, graphs=True, **how)))
+    make = distill.StaticLlama
+    monkeypatch.setattr(distill, "StaticLlama", lambda model, **how: with_garbage(make(model, graphs=True, **how)))
     if device == "cpu":
         monkeypatch.setattr(realrun.lm.static.llama, "Graphs", Recorder)
     target = small_target(architecture).to(device)
@@ -168,13 +168,13 @@ def test_a_static_cache_changes_no_token(architecture: str, device: str, monkeyp
     for some, new_tokens, seed in ((prompts, 40, None), (prompts[:4], 30, 1), (prompts[::-1], 120, 2)):
         rows = []
         for static in (False, True, True):
-            monkeypatch.setattr(generating, "static_serves", lambda _, static=static: static)
+            monkeypatch.setattr(distill, "static_serves", lambda _, static=static: static)
             out = generate(target, some, new_tokens, ends, 1.5, seed)[:, max(map(len, some)) :].numpy()
             last = [[*np.flatnonzero(np.isin(row, ends)), new_tokens][0] for row in out]
             rows.append([row[: end + 1].tolist() for row, end in zip(out, last, strict=True)])
         assert rows[0] == rows[1] == rows[2] and max(max(row) for row in rows[0]) < 60
         lengths.append({len(row) for row in rows[0]})
-        batches.append(generating._kept[0])
+        batches.append(distill._kept[0])
     assert all(len(each) > 1 for each in lengths)
     assert batches[0] is batches[1] is not batches[2] and batches[2].batch == 6  # the third batch is longer
     assert len(batches[0].recorded.replays) == 2  # pieces of the prompts, and single tokens

@@ -19,8 +19,7 @@ from realrun.drafters.kind import DrafterKind
 from realrun.drafters.state_drafter import StateDrafterLM
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.train.eagle import feature_pass
-from realrun.train.eagle3 import unrolled
+from realrun.train.eagle import feature_pass, unrolled
 from realrun.train.edd import block_logits, states_and_logits
 from tests.support.pairs.medusa import CHOICES, own_texts
 from tests.support.split_targets import target_of

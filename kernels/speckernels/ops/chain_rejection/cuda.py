@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from speckernels.ops.chain_rejection import empty_results
-from speckernels.runtime.counters import counters
-from speckernels.runtime.launch import call
+from speckernels.runtime.launch import call, counters
 
 TOKENS_PER_BLOCK = 4096  # at least, where a row is split
 BLOCKS = 256  # about as many fill a GPU

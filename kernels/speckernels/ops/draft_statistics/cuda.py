@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 
 from speckernels.ops.draft_statistics import MAX_TOP_K, empty_results, result_type, split, with_unit_stride
-from speckernels.runtime.counters import counters
-from speckernels.runtime.launch import call
-from speckernels.runtime.occupancy import block_slots
+from speckernels.runtime.launch import block_slots, call, counters
 
 _TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 

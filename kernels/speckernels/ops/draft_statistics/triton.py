@@ -7,7 +7,7 @@ import struct
 import torch
 
 from speckernels.ops.draft_statistics import MAX_SPLITS, MAX_TOP_K, empty_results, result_type, split, with_unit_stride
-from speckernels.runtime.occupancy import multiprocessors
+from speckernels.runtime.launch import multiprocessors
 from speckernels.runtime.triton_runtime import INTERPRETED, Variant, launch, tl, triton
 
 PROGRAMS = 4  # that a multiprocessor runs at once, of 4 warps each

@@ -13,10 +13,8 @@ from speckernels.ops.tree_attention.splits import (
     shared_bytes,
     split_count,
 )
-from speckernels.runtime.counters import counters
 from speckernels.runtime.errors import Unsupported
-from speckernels.runtime.launch import call
-from speckernels.runtime.occupancy import block_slots
+from speckernels.runtime.launch import block_slots, call, counters
 
 BLOCK_DIMS = (32, 64, 96, 128, 192, 256)  # shapes of the kernel; smaller heads are filled up with zeros
 MAX_DIM = BLOCK_DIMS[-1]

@@ -21,7 +21,7 @@ from speckernels.ops.tree_attention.splits import (
     split_count,
 )
 from speckernels.runtime.errors import Unsupported
-from speckernels.runtime.occupancy import multiprocessors
+from speckernels.runtime.launch import multiprocessors
 from speckernels.runtime.triton_runtime import INTERPRETED, TensorDescriptor, Variant, launch, tl, triton
 
 MERGED_ROWS = 16

@@ -1,22 +1,63 @@
-"""`realrun engine check`: compare an engine's rounds with a replay's."""
+"""`realrun engine`: inference engines run for real; an engine's rounds and tokens per second beside a replay's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from realrun.cli.engine.pair import EnginePrompts
-from realrun.cli.options import DrafterSettings, MachineSettings, refuse_beside
-from specsim.cli.command import Answer
+from realrun.cli.options import (
+    REPEATS_HELP,
+    DrafterSettings,
+    MachineSettings,
+    ModelSettings,
+    PromptSettings,
+    refuse_beside,
+)
+from specsim.cli.command import Answer, command
 from specsim.cli.console import print_table, progress_bar
+from specsim.cli.options import SeedSettings
 from specsim.io.settings import setting
 
 if TYPE_CHECKING:
     from realrun.engines.engine import Engine, Setting
+    from realrun.pairs.pair import Pair
+    from specsim.io.progress import Progress
+    from specsim.trace.trace import Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginePrompts(PromptSettings):
+    """Which prompts an engine decodes."""
+
+    trace: Path | None = setting(
+        None, "Decode the prompts of this trace of the pair, made by `realrun record --mode greedy`."
+    )
+
+    def pair_and_trace(
+        self, ctx: typer.Context, models: ModelSettings, engine: Engine, depth: int, progress: Progress
+    ) -> tuple[Pair, Trace]:
+        """Load the models and the trace, or record one with drafts of `depth` tokens."""
+        from realrun.engines.check import check_recording, recorded_tokens, recording
+        from realrun.measure.record import longest_prompt
+        from realrun.pairs.prompts import prompts_source
+        from specsim.trace.files import read_trace
+
+        if self.trace is not None:
+            refuse_beside(ctx, "trace", ("prompts", "num_prompts"))
+        else:
+            prompts_source(models.target, self.prompts)
+        pair = models.load(MachineSettings())
+        if self.trace is not None:
+            trace = read_trace(self.trace)
+            check_recording(trace, pair, engine, depth, self.max_new_tokens, str(self.trace))
+            return pair, trace
+        longest = longest_prompt(pair, recorded_tokens(engine, depth, self.max_new_tokens), depth)
+        return pair, recording(pair, self.load(pair, longest), engine, depth, self.max_new_tokens, progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,3 +271,84 @@ def _drafts_text(row: dict[str, Any]) -> str:
         return f"equal ({row['total']:,} positions, probabilities within {row['largest_prob_difference']:.1g})"
     differing = f"{row['total'] - row['equal']:,} of {row['total']:,} positions differ"
     return f"{differing}, {row['other_tokens']:,} of them in drafted tokens; first: {row['first_difference']}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineValidateOptions(EnginePrompts, SeedSettings):
+    """Which engine runs, in which settings."""
+
+    engine: str = setting("llamacpp", "Engine to run: llamacpp.")
+    profile_k: tuple[int, ...] = setting((1, 2, 4, 8), "Draft lengths K to measure costs from.")
+    k: tuple[int, ...] | None = setting((3, 5, 6, 7), "Draft lengths K to predict.")
+    p_min: tuple[float, ...] | None = setting((0.3, 0.5, 0.75, 0.9), "p-min values to predict, each at the largest K.")
+    repeats: int = setting(3, REPEATS_HELP)
+
+
+def validate(ctx: typer.Context, options: EngineValidateOptions, models: ModelSettings) -> Answer:
+    """Predict and measure an engine's speed.
+
+    Predicts tokens per second in settings that were not profiled, and measures them. Settings take turns, prompt by
+    prompt, in one process. Costs come from the seconds that the engine itself reports without speculation and for the
+    draft lengths of --profile-k; acceptance comes from a trace. A second run without speculation (A/A test) gives the
+    noise floor.
+
+    Example: realrun engine validate --target lab-deep --num-prompts 12
+    """
+    from realrun.engines.registry import find_engine
+    from realrun.engines.validate import plan_of
+    from realrun.engines.validate import validate as run_validation
+    from realrun.experiment.timing import check_repeats
+
+    check_repeats(options.repeats)
+    engine = find_engine(options.engine)
+    plan = plan_of(list(options.profile_k), list(options.k or ()), list(options.p_min or ()))
+    depth = max(setting.k for setting in plan.arms)
+    with progress_bar() as report:
+        pair, trace = options.pair_and_trace(ctx, models, engine, depth, report)
+        document = run_validation(
+            pair,
+            trace,
+            engine,
+            plan,
+            options.max_new_tokens,
+            repeats=options.repeats,
+            seed=options.seed,
+            progress=report,
+        )
+    return Answer(document, partial(_print_validation, document))
+
+
+COLUMNS = ["setting", "predicted tokens/s", "measured tokens/s", "error %", "measured speedup [95 % interval]", ""]
+
+
+def _print_validation(document: dict[str, Any]) -> None:
+    from specsim.replaying.intervals import interval_text
+    from specsim.report.page import choice_text, floor_text, load_text, speculation_text
+
+    print(f"machine: {load_text(document['load'])}")
+    print(floor_text(document))
+    rows = [
+        [
+            row["setting"],
+            f"{row['predicted_tokens_per_second']:.1f}",
+            f"{row['measured_tokens_per_second']:.1f}",
+            f"{row['error_percent']:+.1f}",
+            interval_text(row["measured_speedup"]),
+            "profiled" if row["profiled"] else "",
+        ]
+        for row in document["rows"]
+    ]
+    title = f"{document['engine']} {document['version']}, {document['target']} with {document['drafter']}"
+    print_table(f"{title}: {document['prompts']['count']} prompts, {document['repeats']} repeats", COLUMNS, rows)
+    print(
+        f"absolute error of settings that were not profiled: median {document['median_abs_error_percent']:.2f} %, "
+        f"largest {document['max_abs_error_percent']:.2f} %"
+    )
+    print(choice_text(document["choice"]))
+    fastest = max(document["rows"][1:], key=lambda row: row["measured_tokens_per_second"])
+    print(speculation_text(fastest["setting"], fastest["measured_speedup"], document["noise_floor_percent"]))
+
+
+engine = typer.Typer(help="Run an engine and compare it with replays.", no_args_is_help=True)
+for _command in (check, validate):
+    command(engine)(_command)
