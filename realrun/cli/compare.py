@@ -148,7 +148,6 @@ def exit_code(exceeds: Sequence[bool | None]) -> int:
 
 
 def _kind_and_settings(text: str) -> tuple[type[Policy], dict[str, str]]:
-    """Find the policy and the settings of "NAME(SETTING=VALUE, ...)"."""
     from specsim.learn.fit import needs_fitting
     from specsim.policy.base import build_policy
     from specsim.policy.registry import find_policy

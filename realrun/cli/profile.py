@@ -101,7 +101,6 @@ def profile(ctx: typer.Context, pair: PairSettings, options: ProfileOptions, mac
 
 
 def _covering(ctx: typer.Context, options: Options, decided: Sequence[str]) -> tuple[Trace | None, Options]:
-    """Read the trace of --for, if given; take the contexts and the draft length from it."""
     from realrun.measure.profile import contexts_between
     from specsim.cost.table import context_range
     from specsim.trace.files import read_trace

@@ -156,7 +156,6 @@ class BatchDecoding:
         return step_s
 
     def _commit(self, row: BatchedSequence, draft: list[int], own: list[int]) -> None:
-        """Emit the accepted tokens of a draft and the target's own token after them."""
         accepted = 0
         while accepted < len(draft) and draft[accepted] == own[accepted]:
             accepted += 1

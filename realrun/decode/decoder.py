@@ -193,7 +193,6 @@ class Decoder:
     def _draft_chain(
         self, tokens: list[int], context: RoundContext, policy: ChainPolicy | None, state: Any
     ) -> tuple[Draft, Any]:
-        """Draft a chain; with the policy's new state."""
         if policy is None or context.limit == 0:
             return Draft(), state
         if isinstance(policy, SwitchPolicy):  # `_prepare` has checked the drafter, which takes its time
@@ -221,13 +220,11 @@ class Decoder:
     def _draft_tree(
         self, tokens: list[int], context: RoundContext, policy: TreePolicy, state: Any
     ) -> tuple[Draft, Any]:
-        """Draft a tree; with the policy's new state."""
         if context.limit == 0:
             return Draft(), state
         return cast(TreeDrafter, self.drafter).propose_tree(tokens, context, policy, state)
 
     def _verify_chain(self, tokens: list[int], draft: Draft, context: RoundContext) -> Acceptance:
-        """Verify a chain in a single pass of the target."""
         self.logits = self.target.forward([tokens[-1], *draft.tokens])
         emitted = self.verifier(self.logits, draft, context)
         path = range(len(emitted) - 1)

@@ -207,7 +207,6 @@ class TreeGrower:
     def _select(
         self, draft: Draft, count: int, policy: TreePolicy, state: Any, drawn_from: dict[int, torch.Tensor]
     ) -> None:
-        """Write the nodes that the policy selects into the draft."""
         keep = self.keep
         keep[:count] = False
         keep[0] = True

@@ -44,7 +44,6 @@ _STREAMS: tuple[Stream, ...] = ("draft", "judge", "last", "couple")
 
 
 def _signed(x: int) -> int:
-    """Reinterpret the bits of a uint64 as int64."""
     x &= _MASK
     return x - (1 << 64) if x >> 63 else x
 
@@ -58,7 +57,6 @@ def _mix(x: int) -> int:
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shift int64 right logically."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -102,7 +100,6 @@ def gumbel_noise(
 
 @lru_cache(maxsize=64)
 def _stream_seed(seed: int, stream: Stream) -> int:
-    """Derive a 63-bit seed for this stream."""
     words = np.random.SeedSequence((seed, _STREAMS.index(stream))).generate_state(1, np.uint64)
     return int(words[0] >> np.uint64(1))
 

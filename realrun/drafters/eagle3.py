@@ -248,7 +248,6 @@ def states_after(facts: Mapping[str, Any], target: Any) -> tuple[int, ...]:
 
 
 def _check(facts: Mapping[str, Any], target: Any) -> None:
-    """Raise InputError unless a checkpoint's drafter is of the one structure that is read, and of the target's size."""
     stated = {**(facts.get("eagle_config") or {}), **facts}
     for key, value in PLAIN.items():
         if stated.get(key, value) != value:

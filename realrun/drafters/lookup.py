@@ -102,7 +102,6 @@ class LookupDrafter(DraftModel):
                 return draft
 
     def _certain(self, token: int) -> torch.Tensor:
-        """Make the distribution [V] of this token alone."""
         probs = torch.zeros(self.index.vocabulary, device=self.lm.device)
         probs[token] = 1.0
         return probs

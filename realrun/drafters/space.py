@@ -172,7 +172,6 @@ class MaskedTarget(CachedLM):
         self.first, self.length, self.group = start, self.inner.length, len(self.mask_logits) - 1
 
     def _forget(self) -> None:
-        """Drop all groups, after a pass without masks."""
         self.length, self.nodes, self.hidden = self.inner.length, 0, self.inner.hidden
         self.mask_logits = self.mask_hidden = self.group = None
         self.first = self.length

@@ -267,7 +267,6 @@ def curve(folder: Path) -> list[list[float]]:
 
 
 def _result(folder: Path, code: int, late: bool) -> dict[str, Any]:
-    """Make a training's result from what its process left."""
     result: dict[str, Any] = {}
     if points := curve(folder):
         result["curve"] = points

@@ -316,7 +316,6 @@ class CachedLM:
         return logits
 
     def _check_positions(self, positions: int) -> None:
-        """Raise InputError if the model has fewer positions."""
         if positions > self.max_positions:
             raise InputError(
                 f"{positions} tokens exceed the {self.max_positions} positions of the model; shorten prompt or output"
@@ -399,7 +398,6 @@ class CachedLM:
         self.length, self.nodes = length, 0
 
     def _crop(self, end: int) -> None:
-        """Crop the library's cache to this many of its tokens and nodes."""
         surplus = self.length + self.nodes - end
         if surplus:
             self.cache.crop(-surplus)

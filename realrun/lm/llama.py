@@ -224,7 +224,6 @@ class FusedStack:
             cached[:, :, start : start + len(slots)] = cached[:, :, source]
 
     def _reserve(self, length: int) -> None:
-        """Make room for `length` slots."""
         most = self.lm.max_positions + TREE_ROOM
         self.keys, self.values = (grown(cached, length, most) for cached in (self.keys, self.values))
 

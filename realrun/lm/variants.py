@@ -154,7 +154,6 @@ def _expanded(model: Any, layers: list[Any], origins: Sequence[int], expansion: 
 
 
 def _numbered(layer: Any, place: int) -> Any:
-    """Give a layer the cache slot of its place, on the same parameters."""
     numbered, attention = shallow_copy(layer), shallow_copy(layer.self_attn)
     attention.layer_idx = place
     numbered.self_attn = attention

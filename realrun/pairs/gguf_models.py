@@ -31,8 +31,6 @@ log = logging.getLogger("realrun")
 
 
 class _Source(TypedDict):
-    """What is read of gguf.json: the SHA-256 of every file of the folder."""
-
     files: dict[str, str]
 
 

@@ -303,7 +303,6 @@ def is_lab(target: str) -> bool:
 
 
 def _find_target(name: str) -> tuple[str, int | None]:
-    """Find the target's folder or hub id, and the number of layers to expand it to, None for no expansion."""
     kind, colon, layers = name.partition(":")
     if kind != LAB_DEEP:
         return str(LAB_WEIGHTS / "target") if name == LAB else model_folder(name), None
@@ -408,7 +407,6 @@ def check_tokenizers(
 
 
 def _listed(tokens: Sequence[str], target: Mapping[str, int], draft: Mapping[str, int]) -> str:
-    """Write the number of tokens, and some of them with their ids."""
     named = [f"{token!r} ({target.get(token, 'none')} and {draft.get(token, 'none')})" for token in tokens[:NAMED]]
     more = ["..."] if len(tokens) > NAMED else []
     return f"{len(tokens)} token{'s' if len(tokens) != 1 else ''}, by their ids in either: {', '.join(named + more)}"

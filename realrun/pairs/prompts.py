@@ -109,7 +109,6 @@ def read_conversations(path: Path, tokenizer: PreTrainedTokenizerBase, eos_token
 
 
 def _rows(path: Path) -> Iterator[tuple[Any, str]]:
-    """Yield the objects of a file of JSON Lines with their places; InputError if there is none."""
     check_prompts_file(path)
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON text may hold other line separators
@@ -268,7 +267,6 @@ def _chat(messages: Sequence[dict[str, str]], place: str, tokenizer: PreTrainedT
 
 
 def _chat_text(messages: Any, place: str, tokenizer: PreTrainedTokenizerBase, asks: bool = True) -> str:
-    """Format a chat by the tokenizer's template, up to where an answer begins, or to its end if not `asks`."""
     whole = isinstance(messages, list) and messages
     if not whole or not all(
         isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))

@@ -182,7 +182,6 @@ def _check_sizes(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> N
 
 
 def _files(folder: Path) -> list[Path]:
-    """List the weight files: a single one, or those in an index."""
     for name in FILES:
         if (folder / name).is_file():
             return [folder / name]
@@ -213,7 +212,6 @@ def _tensors(folder: Path) -> Tensors:
 
 
 def _names(folder: Path) -> set[str]:
-    """List the names of the tensors in a folder; none if it has no readable weights."""
     try:
         return {name for file in _files(folder) for name in _read(folder, file, names_only=True)}
     except InputError:
@@ -221,7 +219,6 @@ def _names(folder: Path) -> set[str]:
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten a config.json, in which speculators nests the sizes of the layers."""
     nested = config.get(LAYERS)
     flat = {**config, **nested} if isinstance(nested, Mapping) else dict(config)
     return {key: value for key, value in flat.items() if key not in (LAYERS, "auto_map") and "speculators" not in key}

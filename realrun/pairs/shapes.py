@@ -194,8 +194,6 @@ def describe(config: PretrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
 
 
 class _Vocabulary:
-    """The part of a tokenizer that timing needs: its size."""
-
     def __init__(self, size: int):
         self.size = size
 

@@ -22,6 +22,7 @@ from realrun.lm.variants import config_of_layers, without_head
 from realrun.pairs.pair import Pair
 from realrun.pairs.whole import save_model
 from realrun.train.common.folder import Tensors
+from realrun.train.common.loop import LossAndParts
 from realrun.train.common.on_text import Method, ModuleJob, TextRun, agreement, kl_nats, predicted, tensors_from_text
 from realrun.train.common.trainings import Training
 from specsim.io.errors import InputError
@@ -90,16 +91,13 @@ class DraftModelTraining(ModuleJob):
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         return {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
 
-    def loss(
-        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None) -> LossAndParts:
         """Compute KL(target || draft model) after every token of a batch [B, T + 1], in nats per token."""
         with torch.no_grad():
             theirs = self.target(input_ids=batch[:, :-1], use_cache=False).logits
         ours = self.model(input_ids=batch[:, :-1], use_cache=False).logits
         return kl_nats(theirs, ours, predicted(answers)), {}
 
-    @torch.no_grad()
     def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """nats : the loss; agreement : how often draft model and target prefer the same token."""
         ours, theirs = (model(input_ids=batch[:, :-1], use_cache=False).logits for model in (self.model, self.target))

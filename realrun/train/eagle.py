@@ -31,7 +31,7 @@ from realrun.drafters.kind import DRAFT_TOKENS
 from realrun.lm.layer_stack import capped, layer_pass
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors
-from realrun.train.common.loop import Tokens, wide
+from realrun.train.common.loop import LossAndParts, Tokens, wide
 from realrun.train.common.on_text import (
     DRAFT_VOCABULARY,
     Method,
@@ -100,9 +100,7 @@ class EagleTraining(ModuleJob):
         super().__init__(target, Eagle(target, seed, for_vllm=settings.for_vllm), settings.lr)
         self.eagle, self.settings, self.draft_vocabulary = self.module, settings, settings.draft_vocabulary
 
-    def loss(
-        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None) -> LossAndParts:
         """Compute L of a batch [B, T + 1], and its parts "regression" and "classification", the latter in nats."""
         features, counted = self._features(batch), predicted(answers)
         noise = (torch.rand_like(features) * 2 - 1) * self.settings.noise
@@ -114,7 +112,6 @@ class EagleTraining(ModuleJob):
         parts = {"regression": float(regression.detach()), "classification": float(classification.detach())}
         return regression + self.settings.class_weight * classification, parts
 
-    @torch.no_grad()
     def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """Compute figures of first drafted tokens, whose preceding features are all the target's.
 
@@ -212,9 +209,7 @@ class Eagle3Training(ModuleJob):
         self.module.draft_only(self.target, tokens)
         return vocabulary_tables(tokens, int(self.target.config.vocab_size))
 
-    def loss(
-        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None) -> LossAndParts:
         """Compute the loss of a batch [B, T + 1] in nats, and "first", that of first drafted tokens."""
         losses = []
         for k, (theirs, ours, prefers_drafted) in enumerate(self._steps(batch)):
@@ -225,7 +220,6 @@ class Eagle3Training(ModuleJob):
         loss = torch.stack([weight * nats for weight, nats in zip(weights, losses, strict=True)]).sum() / sum(weights)
         return loss, {"first": float(losses[0].detach())}
 
-    @torch.no_grad()
     def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """divergence : KL(target || drafter) over the draft vocabulary, in nats, at first drafted tokens
 

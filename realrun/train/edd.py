@@ -28,6 +28,7 @@ from realrun.drafters.edd import (
 from realrun.lm.layer_stack import capped, layer_pass
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors
+from realrun.train.common.loop import LossAndParts
 from realrun.train.common.on_text import (
     OWN_OR_TARGETS_HEAD,
     Method,
@@ -98,9 +99,7 @@ class DecoderTraining(ModuleJob):
             trained = torch.nn.ModuleList([self.decoder.model.layers, self.decoder.model.norm])
         super().__init__(target, trained, settings.lr)
 
-    def loss(
-        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None) -> LossAndParts:
         """Compute the loss of a batch [B, T + 1] in nats per token, and "block", the block length in tokens."""
         settings = self.settings
         rng = np.random.default_rng((self.seed, 3, step))
@@ -121,7 +120,6 @@ class DecoderTraining(ModuleJob):
     def load_state(self, tensors: Tensors) -> None:
         load_own_state(self.decoder, tensors, self.target)
 
-    @torch.no_grad()
     def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """divergence : KL(target || decoder) in nats at drafted tokens, in the longest blocks
 

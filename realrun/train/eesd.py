@@ -14,6 +14,7 @@ import torch
 
 from realrun.drafters.eesd import EarlyExit, EESDKind, as_model
 from realrun.pairs.pair import Pair
+from realrun.train.common.loop import LossAndParts
 from realrun.train.common.on_text import (
     OWN_OR_TARGETS_HEAD,
     Method,
@@ -49,14 +50,11 @@ class EarlyExitTraining(ModuleJob):
         super().__init__(target, early_exit, settings.lr)
         self.model, self.draft_vocabulary = as_model(target, self.module), settings.draft_vocabulary
 
-    def loss(
-        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None) -> LossAndParts:
         """Compute the cross-entropy with the next token of a batch [B, T + 1], in nats per token."""
         logits = self.model(input_ids=batch[:, :-1], use_cache=False).logits
         return cross_entropy_nats(logits, batch[:, 1:], predicted(answers)), {}
 
-    @torch.no_grad()
     def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """nats : the loss; agreement : how often the exit and the target prefer the same token after a text's."""
         logits, theirs = (model(input_ids=batch[:, :-1], use_cache=False).logits for model in (self.model, self.target))

@@ -37,7 +37,7 @@ from realrun.lm.variants import without_head
 from realrun.pairs.drafter_files import describe_target, load_drafter, training_recipe, weights_digest
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors, refuse_another
-from realrun.train.common.loop import Tokens
+from realrun.train.common.loop import LossAndParts, Tokens
 from realrun.train.common.lora import Adapter, AdapterSettings, check_adaptable
 from realrun.train.common.on_text import (
     OWN_OR_TARGETS_HEAD,
@@ -82,15 +82,12 @@ class HeadsTraining(ModuleJob):
         super().__init__(target, MedusaHeads(target, settings.heads, shared), settings.lr)
         self.heads, self.settings, self.draft_vocabulary = self.module, settings, settings.draft_vocabulary
 
-    def loss(
-        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None) -> LossAndParts:
         """Compute L of a batch [B, T + 1], and "head_1" to "head_K", in nats per token."""
         losses = head_losses(self.heads, self._states(batch), batch, answers)
         total = torch.stack([self.settings.decay**k * loss for k, loss in enumerate(losses, start=1)]).sum()
         return total, {f"head_{k}": float(loss.detach()) for k, loss in enumerate(losses, start=1)}
 
-    @torch.no_grad()
     def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """head_k, its loss in nats; head_k_agreement, how often it prefers what the target itself prefers k later."""
         hidden = self._states(batch)
@@ -246,9 +243,7 @@ class JointTraining(TunedTargetJob):
             {"params": list(self.heads.parameters()), "lr": lr * self.settings.heads_lr_factor},
         ]
 
-    def loss(
-        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None) -> LossAndParts:
         """Compute L of a batch [B, T + 1], and "backbone" and "head_1" to "head_K", in nats per token."""
         with self.adapter.dropping():
             logits, hidden = self._pass(batch[:, :-1])
@@ -273,7 +268,6 @@ class JointTraining(TunedTargetJob):
     def close(self) -> None:
         self.adapter.remove()
 
-    @torch.no_grad()
     def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """Compute figures of the drafter with its weights rounded as in the file.
 

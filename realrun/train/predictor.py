@@ -397,7 +397,6 @@ def train_predictor(
 
 
 def _plan(pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings) -> dict[str, Any]:
-    """Collect everything that determines the result."""
     return {
         "weights": pair.fingerprint,
         "drafter_kind": pair.drafter.name,

@@ -227,7 +227,6 @@ class Search:
 
 
 def _facts(search: Search, best: Line, prompts: Sequence[Prompt]) -> Line:
-    """Describe the best candidate for the drafter's file."""
     pair, settings = search.pair, search.settings
     skips = SkippedSublayers(frozenset(best["attention"]), frozenset(best["mlp"]))
     prediction = predict_policy(
@@ -247,7 +246,6 @@ def _facts(search: Search, best: Line, prompts: Sequence[Prompt]) -> Line:
 
 
 def _kept(study: Study, name: str, find: Callable[[], Line]) -> Line:
-    """Return what an earlier run found, else find and keep it."""
     if name not in study.user_attrs:
         study.set_user_attr(name, find())
     return study.user_attrs[name]
@@ -256,7 +254,6 @@ def _kept(study: Study, name: str, find: Callable[[], Line]) -> Line:
 def _search(
     search: Search, choices: Sequence[Sublayer], settings: SelfSDSettings, study: Study, progress: Progress
 ) -> list[Line]:
-    """Run all trials, after those of an earlier run."""
     trials = [trial.user_attrs for trial in study.get_trials()[: settings.trials]]
     progress("search", len(trials), settings.trials)
     while len(trials) < settings.trials:
@@ -272,7 +269,6 @@ def _search(
 def _calibration(
     pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings, study: Study, progress: Progress
 ) -> list[tuple[list[int], list[int]]]:
-    """Decode the prompts: (prompt, output) of each."""
     decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, settings.sampler)
     texts = []
     for sequence, prompt in enumerate(prompts):

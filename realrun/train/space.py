@@ -28,7 +28,7 @@ from realrun.lm.cached import masks_of, window_of
 from realrun.lm.variants import TUNED
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors
-from realrun.train.common.loop import wide
+from realrun.train.common.loop import LossAndParts, wide
 from realrun.train.common.lora import Adapter, AdapterSettings, check_adaptable
 from realrun.train.common.on_text import (
     Method,
@@ -142,9 +142,7 @@ class MaskTraining(TunedTargetJob):
             return {"mask": self.mask, **self.adapter.tensors()}
         return {"mask": self.mask, **{f"{TUNED}{name}": value for name, value in self.model.named_parameters()}}
 
-    def loss(
-        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None) -> LossAndParts:
         """Compute the loss of a batch [B, T + 1]; "text" and "masks", means in nats per predicted token."""
         total = batch.shape[1] - 1
         cuts = self._draw(len(batch), total, answers).to(batch.device)
@@ -169,7 +167,6 @@ class MaskTraining(TunedTargetJob):
             nats = nats + (mask_nats * drawn).sum()
         return nats / cuts.shape[1] / predictions, parts
 
-    @torch.no_grad()
     def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """Compute figures of the target with its weights rounded as in the file.
 

@@ -28,9 +28,7 @@ class Toy(ModuleJob):
         super().__init__(target, EarlyExit(target, settings.below, 0), settings.slope or 1e-2)
         self.model = as_model(target, self.module)
 
-    def loss(
-        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None) -> LossAndParts:
         tokens = batch[:, :-1]
         with torch.no_grad():
             theirs = self.target(input_ids=tokens, use_cache=False).logits

@@ -151,7 +151,6 @@ def load(source: str, device_index: int | None) -> ctypes.CDLL:
 
 @cache
 def _loaded(source: str, device_index: int | None) -> ctypes.CDLL | str:
-    """Library, or the reason why it cannot be loaded."""
     try:
         if device_index is None:
             return ctypes.CDLL(str(build_host(source)))

@@ -401,7 +401,6 @@ class StaticLlama(LlamaLM):
         self.stack.move([path] * len(self.stack.layers), self.length)
 
     def _chain(self, n: int) -> Size:
-        """Get the size of a step of n tokens, each of which sees those before it."""
         size = self._size(n, n)
         size.be_chain()
         return size
@@ -435,7 +434,6 @@ class StaticLlama(LlamaLM):
         return self.recorded.run((size.n, variant, describe), run, [following])
 
     def _places(self, rows: Rows, variant: Hashable) -> torch.Tensor:
-        """Give the rows' positions in the text, int64 [N]."""
         return rows.positions
 
     def _open(self, tokens: Sequence[int]) -> tuple[Sequence[int], int, Hashable]:

@@ -234,7 +234,6 @@ def load_corpus(
 
 
 def _split(documents: Sequence[str]) -> list[list[str]]:
-    """Split documents into those to train on and those held out."""
     last = HELD_OUT_EVERY - 1
     if len(documents) <= last:
         cuts = [len(document) - len(document) // HELD_OUT_EVERY for document in documents]
@@ -245,7 +244,6 @@ def _split(documents: Sequence[str]) -> list[list[str]]:
 
 
 def _documents(folder: Path) -> Iterator[str]:
-    """Read the documents that are not empty, in the order of their paths."""
     if not folder.is_dir():
         raise InputError(f"text folder {folder} does not exist; give a folder of {', '.join(SUFFIXES)} files")
     for path in sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file()):
@@ -268,7 +266,6 @@ def _rows(path: Path, text: str) -> Iterator[str]:
 def _encoded(
     tokenizer: PreTrainedTokenizerBase, eos_token_id: int | None, documents: Sequence[str], cache: Path
 ) -> Tokens:
-    """Encode all documents as an array, from the cache if it has them."""
     texts = (bytes.fromhex(digest(document.encode(errors="surrogatepass"), length=64)) for document in documents)
     path = cache / f"corpus-{digest(f'{tokenizer_digest(tokenizer)} {eos_token_id}', *texts)}.npy"
     if not path.exists():

@@ -47,6 +47,7 @@ WEIGHT_DECAY = 0.0
 Tokens = npt.NDArray[np.int32]  # [n], or [n, 2] as `marked` makes them
 Text = Tokens | Sequence[tuple[Tokens, float]]  # token arrays with the share of windows that each gives
 Row = dict[str, Any]
+LossAndParts = tuple[torch.Tensor, dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,7 @@ class Job(Protocol):
     def parameter_groups(self) -> list[dict[str, Any]]:
         """List AdamW's groups, each with "params" and its peak "lr"."""
 
-    def loss(
-        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None) -> LossAndParts:
         """Compute the loss of a batch int64 [B, T + 1], a scalar in nats, and its parts for the log.
 
         answers : bool [B, T + 1], the tokens whose prediction counts; None for all
@@ -148,7 +147,7 @@ class Job(Protocol):
         """Restore what `state` collected."""
 
     def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
-        """Compute figures of held-out windows int64 [B, T + 1]. answers : as for the loss"""
+        """Compute figures of held-out windows int64 [B, T + 1], without gradients. answers : as for the loss"""
 
     def chosen(self, text: Sequence[tuple[Tokens, float]]) -> Tensors:
         """Choose, by the training text, tensors that are not trained but belong into the file."""

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from realrun import tensor_files
 from realrun.train.common import loop as loop_module
 from realrun.train.common.folder import CHECKPOINT
-from realrun.train.common.loop import Job, LoopSettings, Tensors, run_loop, stop_asked, windows
+from realrun.train.common.loop import Job, LoopSettings, LossAndParts, Tensors, run_loop, stop_asked, windows
 from specsim.io.errors import InputError, Interrupted
 
 VOCAB = 97
@@ -44,9 +44,7 @@ class Noisy(Job):
     def parameter_groups(self) -> list[dict[str, Any]]:
         return [{"params": [self.weight], "lr": 0.1}]
 
-    def loss(
-        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None) -> LossAndParts:
         self.seen.append(batch)
         factor = batch.double().mean() / VOCAB
         loss = ((self.weight * factor + torch.randn(4, dtype=torch.float64)) ** 2).mean()
@@ -190,9 +188,7 @@ def test_left_out_lengths_follow_from_the_steps() -> None:
 
 
 class Diverging(Noisy):
-    def loss(
-        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None) -> LossAndParts:
         return self.weight.sum() * (float("nan") if step == 5 else 1.0), {}
 
 
@@ -219,9 +215,7 @@ class Quadratic(Noisy):
     def parameter_groups(self) -> list[dict[str, Any]]:
         return [{"params": [self.weight], "lr": self.lr}]
 
-    def loss(
-        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None) -> LossAndParts:
         return (self.weight**2).mean(), {}
 
 
@@ -252,9 +246,7 @@ class Interrupting(Noisy):
         super().__init__()
         self.step, self.times = step, times
 
-    def loss(
-        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None) -> LossAndParts:
         if step == self.step:
             for _ in range(self.times):
                 signal.raise_signal(signal.SIGINT)

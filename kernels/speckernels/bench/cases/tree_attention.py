@@ -127,7 +127,6 @@ def _flex(tuned: bool) -> Callable[[Case, Arguments], Callable[..., torch.Tensor
 
 
 def _flex_of(case: Case, args: Arguments, mode: str | None) -> Callable[..., torch.Tensor]:
-    """FlexAttention, compiled, with a block mask of the tree."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     context, nodes = case.shape["context"], case.shape["nodes"]
