@@ -9,6 +9,7 @@ import torch
 
 from realrun.drafters.eesd import EarlyExit, as_model
 from realrun.pairs.pair import Pair
+from realrun.train.common.loop import LossAndParts
 from realrun.train.common.on_text import Method, ModuleJob, TextRun, kl_nats, train_on_text
 from realrun.train.common.trainings import Training
 from specsim.io.settings import Settings, setting
