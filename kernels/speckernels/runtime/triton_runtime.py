@@ -19,7 +19,6 @@ if not torch.cuda.is_available():
 import triton
 import triton.language as tl
 from triton.runtime.errors import OutOfResources
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from speckernels.runtime.errors import Unavailable, Unsupported
 
@@ -122,4 +121,4 @@ class Variant:
         return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={**OPTIONS, **self.options})
 
 
-__all__ = ["INTERPRETED", "TensorDescriptor", "Variant", "launch", "tl", "triton"]
+__all__ = ["INTERPRETED", "Variant", "launch", "tl", "triton"]

@@ -31,12 +31,6 @@ for name in names:
         for capability in map(int, capabilities.split()):
             compiled, limit = variant.compile(capability), variant.shared_limit_bytes
             assert limit is None or compiled.metadata.shared <= limit, (name, number, compiled.metadata.shared)
-            fetches = variant.constants.get("TMA") and capability >= 90
-            if fetches:  # and describes its tiles to wgmma as matrix_in_shared of csrc/hopper.cuh does
-                keys = 1 << 62 | 1024 >> 4 << 32
-                values = keys | variant.constants["BLOCK_N"] * 128 >> 4 << 16
-                words = ("cp.async.bulk.tensor", "wgmma", str(keys), str(values))
-                assert all(word in compiled.asm["ptx"] for word in words)
             # What chooses tokens is not contracted; products of matrices are, whatever the flag.
             assert name == "tree_attention" or "fma.rn.f32" not in compiled.asm["ptx"], (name, number)
             sizes[f"{name} {number} {capability}"] = len(compiled.asm["cubin"])

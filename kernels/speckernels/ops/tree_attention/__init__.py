@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Literal, overload
 
 import torch
@@ -13,7 +12,7 @@ from speckernels.runtime.dispatch import register
 
 MAX_NODES = 256
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-TMA_ENVIRONMENT = "SPECKERNELS_TMA"  # "0": never; "1": wherever it can, in Triton too (default: in CUDA on Hopper)
+TMA_ENVIRONMENT = "SPECKERNELS_TMA"  # "0": never; "1": wherever it can, emulated too (default: on Hopper)
 
 
 @overload
@@ -172,12 +171,6 @@ def empty_result(query: torch.Tensor) -> torch.Tensor:
 def lse_type(query: torch.Tensor) -> torch.dtype:
     """Type of log-sum-exps: float64 for float64 queries, else float32."""
     return torch.promote_types(query.dtype, torch.float32)
-
-
-def takes_tma(keys: torch.Tensor, values: torch.Tensor, *, by_default: bool = False) -> bool:
-    """Whether the tensor memory accelerator fetches this cache, if it can. by_default : unless it is asked for"""
-    wanted = os.environ.get(TMA_ENVIRONMENT, "1" if by_default else "0") == "1"
-    return wanted and keys.element_size() == 2 and is_aligned(keys) and is_aligned(values)
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 
 import torch
 
-from speckernels.ops.tree_attention import DTYPES, empty_result, is_aligned, takes_tma
+from speckernels.ops.tree_attention import DTYPES, TMA_ENVIRONMENT, empty_result, is_aligned
 from speckernels.ops.tree_attention.splits import (
     FULL_SHARED_BYTES,
     SMALL_SHARED_BYTES,
@@ -91,10 +92,12 @@ def _takes_hopper(rows: int, keys: torch.Tensor, values: torch.Tensor, *, paged:
     """Whether csrc/tree_attention_hopper.cu has tiles for these shapes, on Hopper, or on the host if asked for."""
     on_gpu = keys.device.type == "cuda"
     able = not on_gpu or torch.cuda.get_device_capability(keys.device)[0] == 9
-    if not able or rows < HOPPER_ROWS[0] or keys.shape[3] > HOPPER_DIMS[-1]:
+    wanted = os.environ.get(TMA_ENVIRONMENT, "1" if on_gpu else "0") == "1"
+    if not (able and wanted and keys.element_size() == 2 and is_aligned(keys) and is_aligned(values)):
         return False
     expanded = 0 in (*keys.stride(), *values.stride())  # nothing promises that a tensor map takes it
-    return takes_tma(keys, values, by_default=on_gpu) and not expanded and (not paged or keys.shape[2] >= HOPPER_PAGE)
+    fits = rows >= HOPPER_ROWS[0] and keys.shape[3] <= HOPPER_DIMS[-1]
+    return fits and not expanded and (not paged or keys.shape[2] >= HOPPER_PAGE)
 
 
 @lru_cache(maxsize=4096)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-from speckernels.ops.tree_attention import empty_result, takes_tma
+from speckernels.ops.tree_attention import empty_result
 from speckernels.ops.tree_attention.splits import (
     FULL_SHARED_BYTES,
     MIN_TILES,
@@ -22,7 +22,7 @@ from speckernels.ops.tree_attention.splits import (
 )
 from speckernels.runtime.errors import Unsupported
 from speckernels.runtime.launch import multiprocessors
-from speckernels.runtime.triton_runtime import INTERPRETED, TensorDescriptor, Variant, launch, tl, triton
+from speckernels.runtime.triton_runtime import INTERPRETED, Variant, launch, tl, triton
 
 MERGED_ROWS = 16
 MAX_DIM = 256
@@ -81,11 +81,11 @@ def _attend(scores, v, acc, row_max, row_sum):
 
 @triton.jit
 def _split_kernel(
-    query, keys, values, key_tiles, value_tiles, mask_bits, context_lens, tail_lens, node_lens, block_table, out, lse,
+    query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out, lse,
     part_acc, part_max, part_sum,
     nodes, words, group, heads, dim, capacity, pages, page_bits, splits, row_tiles, log2_scale,
     query_batch, query_head, query_node, key_batch, key_head, key_slot, value_batch, value_head, value_slot,
-    TAILS: tl.constexpr, RAGGED: tl.constexpr, PAGED: tl.constexpr, LSE: tl.constexpr, TMA: tl.constexpr,
+    TAILS: tl.constexpr, RAGGED: tl.constexpr, PAGED: tl.constexpr, LSE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MIN_SPLIT: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     row_tile = tl.program_id(0) % row_tiles
@@ -122,16 +122,11 @@ def _split_kernel(
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     whole = tl.minimum(tl.maximum(context // BLOCK_N, first), last)  # tiles before this one lie in the context
     for tile in range(first, whole):
-        if TMA:
-            corner = [tl.program_id(2), tl.program_id(1), tile * BLOCK_N, 0]
-            k = key_tiles.load(corner).reshape(BLOCK_N, BLOCK_D)
-            v = value_tiles.load(corner).reshape(BLOCK_N, BLOCK_D)
-        else:
-            slot = (tile * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-            page, within = _page(slot, slot < end, block_table, page_bits, batch, PAGED)
-            k_rows, v_rows = page * key_batch + within * key_slot, page * value_batch + within * value_slot
-            k = tl.load(keys + k_rows[:, None] + d[None, :], mask=has_d, other=0.0)
-            v = tl.load(values + v_rows[:, None] + d[None, :], mask=has_d, other=0.0)
+        slot = (tile * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+        page, within = _page(slot, slot < end, block_table, page_bits, batch, PAGED)
+        k_rows, v_rows = page * key_batch + within * key_slot, page * value_batch + within * value_slot
+        k = tl.load(keys + k_rows[:, None] + d[None, :], mask=has_d, other=0.0)
+        v = tl.load(values + v_rows[:, None] + d[None, :], mask=has_d, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale
         acc, row_max, row_sum = _attend(scores, v, acc, row_max, row_sum)
     for tile in range(whole, last):
@@ -242,15 +237,11 @@ def tree_attention(
     tail_lens, node_lens, block_table = (context_lens if tensor is None else tensor for tensor in lens)  # not read
     flags = {"TAILS": lens[0] is not None, "RAGGED": lens[1] is not None, "LSE": lse is not None}
     lse = part_sum if lse is None else lse
-    able = INTERPRETED or torch.cuda.get_device_capability(keys.device)[0] >= 9
-    tma = able and lens[2] is None and takes_tma(keys, values)
-    tile = [1, 1, blocks["BLOCK_N"], blocks["BLOCK_D"]]
-    tiles = [TensorDescriptor.from_tensor(cache, tile) if tma else cache for cache in (keys, values)]
     launch(
         _split_kernel, (row_tiles * splits, kv_heads, batch),
-        query, keys, values, *tiles, mask_bits, context_lens, tail_lens, node_lens, block_table, out, lse,
+        query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out, lse,
         part_acc, part_max, part_sum, nodes, mask_bits.shape[2], group, heads, dim, capacity, pages, page_bits,
-        splits, row_tiles, scale * math.log2(math.e), *strides, **flags, PAGED=lens[2] is not None, TMA=tma, **blocks,
+        splits, row_tiles, scale * math.log2(math.e), *strides, **flags, PAGED=lens[2] is not None, **blocks,
         MIN_SPLIT=MIN_TILES, DIRECT=splits == 1, num_warps=_warps(blocks), num_stages=STAGES[tight],
     )  # fmt: skip
     if splits > 1:
@@ -290,26 +281,23 @@ def compiled_variants() -> list[Variant]:
     parts = dict.fromkeys(("part_acc", "part_max", "part_sum", "lse"), "*fp32")
     lens = dict.fromkeys(("context_lens", "tail_lens", "node_lens"), "*i32")
     variants = []
-    for kind, element_bytes, rows, dim, direct, tight, engine, tma in (
-        ("*bf16", 2, 256, 128, False, False, False, False),
-        ("*bf16", 2, 256, 128, False, False, False, True),
-        ("*bf16", 2, 256, 128, False, False, True, False),
-        ("*fp16", 2, 4, 64, True, False, True, False),
-        ("*fp32", 4, 20, 96, False, False, False, False),
-        ("*bf16", 2, 256, 192, False, False, False, False),
-        ("*bf16", 2, 256, 128, False, True, True, False),
-        ("*bf16", 2, 16, 128, False, True, False, False),
-        ("*fp16", 2, 256, 64, True, True, False, False),
-        ("*bf16", 2, 256, 256, False, True, False, False),
-        ("*fp32", 4, 256, 128, False, True, False, False),
+    for kind, element_bytes, rows, dim, direct, tight, engine in (
+        ("*bf16", 2, 256, 128, False, False, False),
+        ("*bf16", 2, 256, 128, False, False, True),
+        ("*fp16", 2, 4, 64, True, False, True),
+        ("*fp32", 4, 20, 96, False, False, False),
+        ("*bf16", 2, 256, 192, False, False, False),
+        ("*bf16", 2, 256, 128, False, True, True),
+        ("*bf16", 2, 16, 128, False, True, False),
+        ("*fp16", 2, 256, 64, True, True, False),
+        ("*bf16", 2, 256, 256, False, True, False),
+        ("*fp32", 4, 256, 128, False, True, False),
     ):
         tensors = dict.fromkeys(("query", "keys", "values", "out"), kind) | parts | lens
         tensors |= {"mask_bits": "*i32", "block_table": "*i32"}
         blocks = _blocks(rows, dim, element_bytes, tight=tight)
         signature = tensors | sizes | strides | {"log2_scale": "fp32"}
-        tile = f"tensordesc<{kind[1:]}[1, 1, {blocks['BLOCK_N']}, {blocks['BLOCK_D']}]>"
-        signature |= dict.fromkeys(("key_tiles", "value_tiles"), tile if tma else kind)
-        flags = dict.fromkeys(("TAILS", "RAGGED", "PAGED", "LSE"), engine) | {"TMA": tma}
+        flags = dict.fromkeys(("TAILS", "RAGGED", "PAGED", "LSE"), engine)
         constants = {**blocks, **flags, "MIN_SPLIT": MIN_TILES, "DIRECT": direct}
         options = {"num_stages": STAGES[tight], "num_warps": _warps(blocks)}
         limit = SMALL_SHARED_BYTES if tight else FULL_SHARED_BYTES
