@@ -11,17 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from realrun.decode.acceptance_predictor import Predictor, score_of
-from realrun.decode.draft import Draft, KeepDrafting, Siblings, params_of
+from realrun.decode.draft import Draft, KeepDrafting, params_of
 from realrun.decode.rounds import RoundContext
-from realrun.decode.sampling import BLOCK, Sampler, compared_in, draw, draw_each, gumbel_noise
+from realrun.decode.sampling import BLOCK, Sampler, compared_in, gumbel_noise
 from realrun.lm.cached import CachedLM
 from realrun.lm.choice import make_lm
 from realrun.lm.clock import now
@@ -33,58 +32,6 @@ from specsim.io.errors import InputError
 from specsim.policy.chain.base import Step
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy, close_kept, limit_widths, new_tree
 from specsim.replaying.kernel import step_functions
-
-UNUSED = 0.5  # the uniform in the place of a child that is not drawn
-
-
-class Drawn(NamedTuple):
-    """Children of n nodes.
-
-    tokens : int64 [n, w], in the order drawn, -1 beyond a node's own width
-    probs : [n, w], their probability in the draft's distribution; 0 beyond
-    rows : [n, V], the distribution that each node's children were drawn from, for `Draft.probs`
-    """
-
-    tokens: torch.Tensor
-    probs: torch.Tensor
-    rows: torch.Tensor
-
-
-def draw_siblings(
-    logits: torch.Tensor, kind: Siblings, widths: Sequence[int], context: RoundContext, first_node: int
-) -> Drawn:
-    """Draft widths[i] children from row i of the drafter's logits [n, V], in this round.
-
-    kind : "iid" draws each from the draft's distribution q, so that tokens may repeat;
-        "without_replacement" draws each from what its earlier siblings left of q; where nothing is left, it gives
-        a token that verification skips. "top_k" draws nothing: see `Sampler.candidates`
-    first_node : number in the drafted tree of the first child of the first row; the others
-        follow in level order. A child's uniform is keyed by its number, so every run repeats it.
-
-    The columns are as many as the largest width, or V if that is less.
-    """
-    sampler, sequence, position, *_ = context
-    columns = min(max(widths), logits.shape[1])
-    beyond = torch.arange(columns) >= torch.tensor(widths)[:, None]
-    beyond = beyond.to(logits.device)
-    rows = sampler.probs(logits)
-    first = [first_node + before for before in accumulate(widths, initial=0)]
-    uniforms = [
-        [sampler.uniform("draft", sequence, position, node + r) if r < width else UNUSED for r in range(columns)]
-        for node, width in zip(first, widths, strict=False)
-    ]
-    tokens = draw_each(rows, uniforms) if kind == "iid" else _draw_without_replacement(rows, uniforms)
-    probs = rows.gather(-1, tokens)
-    return Drawn(tokens.masked_fill(beyond, -1), probs.masked_fill(beyond, 0.0), rows)
-
-
-def _draw_without_replacement(rows: torch.Tensor, uniforms: Sequence[Sequence[float]]) -> torch.Tensor:
-    """Draw tokens int64 [n, w], each from what those before it left of its row [n, V]."""
-    tokens = []
-    for column in zip(*uniforms, strict=True):
-        tokens.append(draw(rows, column))
-        rows = rows.scatter(-1, tokens[-1][:, None], 0.0)
-    return torch.stack(tokens, dim=1)
 
 
 class TreeGrower:
@@ -114,7 +61,6 @@ class TreeGrower:
         context: RoundContext,
         policy: TreePolicy,
         state: Any,
-        siblings: Siblings,
         score: Callable[[int], torch.Tensor] | None = None,
     ) -> tuple[Draft, Any]:
         """Grow a tree of up to `limit` levels after `tokens`, for output positions `position` and on.
@@ -127,8 +73,7 @@ class TreeGrower:
         Returns the draft and the policy's new state.
         """
         tree, widths, params = self.tree, self.widths, params_of(policy)
-        draft = Draft(siblings=siblings, fed=len(tokens) - self.lm.length)
-        drawn_from: dict[int, torch.Tensor] = {}
+        draft = Draft(siblings="top_k", fed=len(tokens) - self.lm.length)
         functions = step_functions(policy)
         first, count = 0, 1
         chain = 0  # node of the newest level on the first candidates' chain, -1 where that has ended
@@ -146,8 +91,7 @@ class TreeGrower:
                 break
             parents = expanded_nodes(widths, first, end, expanded)
             logits = self._pass(tokens, parents, level)
-            columns, rows = self._children(logits, widths[parents], context, siblings, level, count)
-            drawn_from |= zip(parents.tolist(), rows, strict=False)
+            columns = self._children(logits, int(widths[parents].max()), context, level)
             chain = count if parents[0] == chain else -1  # a level begins with it, and with its children if it has any
             if score is not None and chain >= 0:
                 columns = torch.cat([columns, score(level + 1).double().expand(expanded, 1)], dim=1)
@@ -164,33 +108,17 @@ class TreeGrower:
             draft.step_s.append(now() - start)
         draft.drafted = count - 1
         if draft.drafted:
-            self._select(draft, count, policy, state, drawn_from)
+            self._select(draft, count, policy, state)
         return draft, state
 
-    def _children(
-        self,
-        logits: torch.Tensor,
-        widths: Array,
-        context: RoundContext,
-        siblings: Siblings,
-        level: int,
-        first_node: int,
-    ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
-        """Draft widths[i] children from row i of logits [n, V]: tokens and probabilities [n, 2 w] in float64.
-
-        first_node : number of the first child in the tree
-
-        Returns them and, if they were drawn, the n distributions [V] that they were drawn from.
-        """
+    def _children(self, logits: torch.Tensor, width: int, context: RoundContext, level: int) -> torch.Tensor:
+        """Draft children of each row of logits [n, V]: tokens and probabilities [n, 2 width] in float64."""
         sampler, sequence, position, *_ = context
-        if siblings != "top_k":
-            drawn = draw_siblings(logits, siblings, widths.tolist(), context, first_node)
-            return torch.cat([drawn.tokens.double(), drawn.probs.double()], dim=1), [*drawn.rows]
         n = len(logits)
         # Rows that share memory are the same distribution, for example of all nodes of a level of MEDUSA.
         rows = logits[:1] if n > 1 and logits.stride(0) == 0 else logits
-        tokens, probs = sampler.candidates(rows, sequence, [position + level] * len(rows), int(widths.max()))
-        return torch.cat([tokens.expand(n, -1).double(), probs.expand(n, -1).double()], dim=1), []
+        tokens, probs = sampler.candidates(rows, sequence, [position + level] * len(rows), width)
+        return torch.cat([tokens.expand(n, -1).double(), probs.expand(n, -1).double()], dim=1)
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the cache of the accepted nodes; the last may be a leaf, which is not cached."""
@@ -204,9 +132,7 @@ class TreeGrower:
         fed = self.token[nodes].tolist()
         return self.lm.forward_nodes(fed, [level - 1] * len(fed), torch.from_numpy(visible))
 
-    def _select(
-        self, draft: Draft, count: int, policy: TreePolicy, state: Any, drawn_from: dict[int, torch.Tensor]
-    ) -> None:
+    def _select(self, draft: Draft, count: int, policy: TreePolicy, state: Any) -> None:
         keep = self.keep
         keep[:count] = False
         keep[0] = True
@@ -217,8 +143,6 @@ class TreeGrower:
         nodes, parents = kept_nodes(self.tree.parent, keep, count, kept)
         draft.nodes, draft.parents = nodes.tolist(), parents.tolist()
         draft.tokens = self.token[nodes].tolist()
-        if drawn_from:
-            draft.probs = [drawn_from[parent] for parent in self.tree.parent[nodes].tolist()]
 
 
 @njit
@@ -348,8 +272,6 @@ class DraftModel:
     scoring : whether the predictor's scores are computed
     weighing_top10 : whether `Step.top10_confidence` is computed
     predictor : scores every drafted token of a chain, for policies that read scores
-    siblings : how the children of a tree's node are drafted in rejection mode. Drawn siblings must all
-        be verified, so that only top_k serves every policy. Other modes always use top_k
     wants_target_hidden : whether `begin`, `commit` and `commit_tree` need the target's last state [d_T]
         at the position that produced the newest output token; scores need it
     """
@@ -361,10 +283,8 @@ class DraftModel:
         model: PreTrainedModel | CachedLM,
         eos_token_ids: Sequence[int],
         predictor: Predictor | None = None,
-        siblings: Siblings = "top_k",
     ):
         self.lm = model if isinstance(model, CachedLM) else make_lm(model, drafting=True)
-        self.siblings = siblings
         self.eos_token_ids = frozenset(eos_token_ids)
         self.predictor = None if predictor is None else predictor.cast(self.lm.device, self.lm.model.dtype)
         self.wants_target_hidden = self.scoring = self.weighing_top10 = False
@@ -517,8 +437,7 @@ class DraftModel:
 
         Returns the draft, whose tokens the policy selected, and the policy's new state.
         """
-        siblings = self.siblings if context.sampler.mode == "rejection" else "top_k"
-        return self._grower.grow(tokens, context, policy, state, siblings, self._score if self.scoring else None)
+        return self._grower.grow(tokens, context, policy, state, self._score if self.scoring else None)
 
     def commit_tree(self, path: Sequence[int], target_hidden: torch.Tensor | None = None) -> None:
         """Keep the cache of the accepted nodes, numbered as in `Draft.nodes`."""

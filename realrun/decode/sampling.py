@@ -314,14 +314,9 @@ def nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
 
 def draw(weights: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
     """Draw a token for each row of weights [n, V], which need not sum to 1, by inversion of its uniform: int64 [n]."""
-    return draw_each(weights, [[u] for u in uniforms])[:, 0]
-
-
-def draw_each(weights: torch.Tensor, uniforms: Sequence[Sequence[float]]) -> torch.Tensor:
-    """Draw tokens int64 [n, w] independently from each row of weights [n, V] by its uniforms [n, w]."""
     cumulative = weights.double().cumsum(-1)
-    at = torch.tensor(uniforms, dtype=torch.float64, device=weights.device) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, at, right=True).clamp(max=weights.shape[-1] - 1)
+    at = torch.tensor(uniforms, dtype=torch.float64, device=weights.device)[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, at, right=True).clamp(max=weights.shape[-1] - 1)[:, 0]
 
 
 def describe(probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -105,7 +105,7 @@ def drafts(kind: str, parents: Sequence[int], q: Callable[[Path], list[Any]]) ->
                     left[tokens[sibling]] = 0 if kind == "without_replacement" else -1
             if kind == "top_k":
                 longer.append(([*tokens, left.index(max(left))], chance))
-            elif sum(left) == 0:  # all drawn: what `draw_siblings` gives then
+            elif sum(left) == 0:  # all drawn: a token that verification skips
                 longer.append(([*tokens, len(left) - 1], chance))
             else:
                 longer += [([*tokens, x], chance * prob / sum(left)) for x, prob in enumerate(left) if prob]

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from docs.pages import block
 from realrun.decode.batch import BatchDecoding
 from realrun.decode.decoder import Decoder, Decoding
-from realrun.decode.draft import Draft, Siblings
+from realrun.decode.draft import Draft
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Decoded, RoundContext
 from realrun.decode.sampling import Sampler
@@ -167,9 +167,9 @@ class DroppingCoin(Coin):
 mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
 
 
-def decoder(sampler: Sampler, eos: Sequence[int] = (), siblings: Siblings = "top_k", **verifiers: Any) -> Decoder:
+def decoder(sampler: Sampler, eos: Sequence[int] = (), **verifiers: Any) -> Decoder:
     pair = tiny_pair()
-    return Decoder(pair.target, DraftModel(pair.drafter.model, eos, siblings=siblings), eos, sampler, **verifiers)
+    return Decoder(pair.target, DraftModel(pair.drafter.model, eos), eos, sampler, **verifiers)
 
 
 @cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,7 @@ from scipy import stats
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.draft import Siblings
-from realrun.decode.draft_model import DraftModel, draw_siblings
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, Stream, draw, gumbel_noise, nucleus
 from realrun.decode.verify import verify_by_kernel, verify_chain
@@ -27,7 +25,7 @@ from specsim.policy.registry import make_policy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from tests.support.checks import refusal
-from tests.support.sampling_distribution import FedChoice, threshold, warped
+from tests.support.sampling_distribution import threshold, warped
 from tests.support.tiny import random_prompts, tiny_pair, tiny_prompts
 
 CPU = torch.device("cpu")
@@ -434,92 +432,9 @@ def test_the_prob_given_the_noise_tells_more_of_the_targets_choice_than_q() -> N
     assert log_loss(probs) < 0.9 * log_loss(q)
 
 
-# --- Drawn siblings ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SpyingChoice(Sampler):
-    """Notes which uniforms are asked for."""
-
-    asked: list[tuple[Stream, int, int, int]] = field(default_factory=list)
-
-    def uniform(self, stream: Stream, sequence: int, position: int, depth: int) -> float:
-        self.asked.append((stream, sequence, position, depth))
-        return super().uniform(stream, sequence, position, depth)
-
-
-@pytest.mark.parametrize("kind", ["iid", "without_replacement"])
-def test_each_child_has_the_uniform_of_its_number(kind: Siblings) -> None:
-    sampler, logits = SpyingChoice("rejection", 0.9, seed=3), random_logits(4, FEW, torch.float64)
-    widths = [2, 0, 3, 1]
-    drawn = draw_siblings(logits, kind, widths, RoundContext(sampler, 6, 40), 11)
-    assert sorted(sampler.asked) == [("draft", 6, 40, node) for node in range(11, 17)]
-    assert drawn.tokens.shape == drawn.probs.shape == (4, 3)
-    assert drawn.rows is not None and torch.equal(drawn.rows, sampler.probs(logits))
-    first = 11
-    for row, width in enumerate(widths):
-        assert drawn.tokens[row, width:].tolist() == [-1] * (3 - width)
-        assert drawn.probs[row, width:].tolist() == [0.0] * (3 - width)
-        if width:
-            alone = draw_siblings(logits[row : row + 1], kind, [width], RoundContext(sampler, 6, 40), first)
-            assert torch.equal(alone.tokens[0], drawn.tokens[row, :width])
-            assert torch.equal(drawn.probs[row, :width], drawn.rows[row, alone.tokens[0]])
-        first += width
-
-
-def test_one_child_each_is_what_a_chain_draws() -> None:
-    sampler, logits = Sampler("rejection", 1.1, seed=8, top_p=0.9), random_logits(30, FEW, torch.float32)
-    for kind, (depth, row) in itertools.product(("iid", "without_replacement"), enumerate(logits, 1)):
-        (described,), probs = sampler.draft(row[None], 1, 20, depth)
-        drawn = draw_siblings(row[None], kind, [1], RoundContext(sampler, 1, 20), depth)  # type: ignore[arg-type]
-        assert drawn.tokens.item() == described[0] and drawn.probs.item() == described[1]
-        assert probs is not None and drawn.rows is not None and torch.equal(drawn.rows, probs)
-
-
-@pytest.mark.parametrize("kind", ["iid", "without_replacement"])
-def test_draws_have_the_distribution_of_their_kind(kind: Siblings) -> None:
-    """By the thresholds of each child's uniform, given those before."""
-    logits = torch.tensor([[0.5, -0.3, 1.1, 0.0]], dtype=torch.float64)
-    sampler = FedChoice("rejection", 0.8)
-    q = warped(logits[0].tolist(), 0.8, 1.0)
-
-    def tokens() -> list[int]:
-        return draw_siblings(logits, kind, [3], RoundContext(sampler, 0, 0), 1).tokens[0].tolist()
-
-    def check(before: tuple[int, ...]) -> None:
-        node = len(before) + 1
-        left = [0.0 if kind != "iid" and token in before else prob for token, prob in enumerate(q)]
-
-        def at_most(u: float, token: int) -> bool:
-            sampler.fed["draft", node] = u
-            return tokens()[node - 1] <= token
-
-        cuts = [threshold(lambda u, token=token: at_most(u, token)) for token in range(4)]
-        np.testing.assert_allclose(np.diff(cuts, prepend=0.0), np.array(left) / sum(left), atol=1e-7)
-        for token in range(4) if node < 3 else ():
-            if left[token]:
-                sampler.fed["draft", node] = (cuts[token] + (cuts[token - 1] if token else 0.0)) / 2
-                check((*before, token))
-
-    sampler.fed.update({("draft", node): 0.5 for node in (1, 2, 3)})
-    check(())
-
-
-def test_where_nothing_is_left_to_draw_the_token_is_no_draw() -> None:
-    """It has probability 0 or repeats a sibling, so verification passes over it."""
-    logits = torch.tensor([[0.0, 3.0, -1.0], [0.0, 0.1, 9.0]], dtype=torch.float64)
-    sampler = Sampler("rejection", 1.0, top_p=0.5)  # one token each
-    drawn = draw_siblings(logits, "without_replacement", [3, 3], RoundContext(sampler, 0, 0), 1)
-    assert drawn.tokens[:, 0].tolist() == [1, 2]
-    for row in range(2):
-        for token, prob in zip(drawn.tokens[row, 1:].tolist(), drawn.probs[row, 1:].tolist(), strict=True):
-            assert 0 <= token < 3 and (prob == 0 or token == drawn.tokens[row, 0])
-
-
 def test_top_k_takes_the_most_probable() -> None:
-    sampler, logits = SpyingChoice("rejection", 0.6, top_p=0.9), random_logits(3, FEW, torch.float64, seed=6)
+    sampler, logits = Sampler("rejection", 0.6, top_p=0.9), random_logits(3, FEW, torch.float64, seed=6)
     tokens, probs = sampler.candidates(logits, 0, [0, 0, 0], 4)
-    assert sampler.asked == []
     for row in range(3):
         q = warped(logits[row].tolist(), 0.6, 0.9)
         order = sorted(range(FEW), key=lambda token: (-q[token], token))

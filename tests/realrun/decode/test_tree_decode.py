@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.draft import Draft, Siblings, layout
+from realrun.decode.draft import Draft, layout
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Round, RoundContext
 from realrun.decode.sampling import Sampler
-from realrun.decode.verify import Accepted, TreeVerifier, TypicalAcceptance, match_tree, reject_tree
+from realrun.decode.verify import Accepted, TypicalAcceptance, match_tree, reject_tree
 from realrun.lm.kernels import use_kernels
 from realrun.lm.static.llama import StaticLlama
 from specsim.io.errors import InputError
@@ -173,19 +172,17 @@ def test_a_drafter_of_chains_alone_says_so() -> None:
 
 
 def test_a_tree_of_width_one_is_a_chain() -> None:
-    """By rejection sampling too, where every draw is keyed the same way."""
     chain, tree = make_policy("fixed_k", {"k": 4}), make_policy("vct", {"width": 1, "depth": 4})
-    for sampler in (*CHOICES.values(), Sampler("rejection", 0.9, seed=3)):
+    for sampler in CHOICES.values():
         for sequence, prompt in enumerate(random_prompts(2, seed=11)):
-            loop = decoder(sampler, siblings="iid")
+            loop = decoder(sampler)
             on_chain, on_tree = (loop.decode(prompt, 30, policy, sequence=sequence) for policy in (chain, tree))
             assert on_chain.tokens == on_tree.tokens and on_chain.tree_log() == on_tree.tree_log()
 
 
-@pytest.mark.parametrize("siblings", get_args(Siblings))
 @pytest.mark.parametrize("top_p", [1.0, 0.7])
-def test_multi_branch_rejection_emits_tokens(siblings: Siblings, top_p: float) -> None:
-    loop = decoder(Sampler("rejection", 0.9, seed=3, top_p=top_p), siblings=siblings)
+def test_multi_branch_rejection_emits_tokens(top_p: float) -> None:
+    loop = decoder(Sampler("rejection", 0.9, seed=3, top_p=top_p))
     accepted = set()
     for sequence, prompt in enumerate(random_prompts(3, seed=12)):
         for policy in TREES[:4]:
@@ -194,14 +191,6 @@ def test_multi_branch_rejection_emits_tokens(siblings: Siblings, top_p: float) -
             check_counts(decoded, policy)
             accepted |= {r.accepted for r in decoded.rounds}
     assert accepted >= {0, 1, 2}
-
-
-def test_drawn_siblings_of_which_some_are_dropped_are_refused() -> None:
-    policy = make_policy("eagle2", {"nodes": 4, "depth": 3, "top_k": 3})
-    for siblings in ("iid", "without_replacement"):
-        with pytest.raises(InputError, match="top_k"):
-            decoder(Sampler("rejection", 0.9), siblings=siblings).decode([1, 2, 3], 9, policy)
-    assert len(decoder(Sampler("rejection", 0.9)).decode([1, 2, 3], 9, policy).tokens) == 9
 
 
 @policies
@@ -232,26 +221,8 @@ def test_layout_gives_depths_and_ancestors() -> None:
     assert [set(np.flatnonzero(row)) for row in visible] == seen
 
 
-def small_decoder(siblings: Siblings, verifier: TreeVerifier | None = None) -> Decoder:
-    target, draft = models()
-    return Decoder(target, DraftModel(draft, (), siblings=siblings), (), SAMPLED, tree_verifier=verifier)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("siblings", get_args(Siblings))
 @pytest.mark.parametrize("policy", [Wide(2), Wide(3, 2)], ids=str)
-def test_many_samples_of_multi_branch_rejection_follow_the_target(siblings: Siblings, policy: TreePolicy) -> None:
-    assert p_value(small_decoder(siblings), policy, SAMPLES) > 1e-3
-
-
-@pytest.mark.slow
-def test_samples_catch_a_wrong_rule_for_siblings() -> None:
-    """Distributions of other siblings than were drafted."""
-
-    class Swapped:
-        lossy: ClassVar[bool] = True
-
-        def __call__(self, logits: torch.Tensor, draft: Draft, *place: Any) -> Accepted:
-            return reject_tree(logits, replace(draft, siblings="iid"), *place)
-
-    assert p_value(small_decoder("without_replacement", Swapped()), Wide(3, 2), SAMPLES) < 1e-6
+def test_many_samples_of_multi_branch_rejection_follow_the_target(policy: TreePolicy) -> None:
+    target, draft = models()
+    assert p_value(Decoder(target, DraftModel(draft, ()), (), SAMPLED), policy, SAMPLES) > 1e-3

@@ -18,7 +18,7 @@ import speckernels
 from realrun.decode import verify
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft, Siblings
-from realrun.decode.draft_model import DraftModel, draw_siblings
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, draw
 from realrun.decode.verify import (
@@ -322,6 +322,16 @@ def test_the_distribution_of_what_is_emitted_is_the_targets(shape: str, kind: Si
     assert distance(distribution, exact_distribution(tables, depth, sampler)) < EXACT_OF_TREES
 
 
+def drawn_siblings(q: torch.Tensor, kind: Siblings, uniforms: Sequence[float]) -> list[int]:
+    """Tokens drawn from q, without replacement each from what the earlier ones left of it."""
+    tokens, left = list[int](), q.clone()
+    for u in uniforms:
+        tokens.append(int(draw(left[None], [u])))
+        if kind == "without_replacement":
+            left[tokens[-1]] = 0
+    return tokens
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_drafted_and_judged_trees_follow_the_target(kind: Siblings) -> None:
     """Draws and judgements with the uniforms of real runs, two children of the root and one of each of these."""
@@ -335,11 +345,11 @@ def test_many_drafted_and_judged_trees_follow_the_target(kind: Siblings) -> None
             logits = torch.stack([tables.drafter[token,] for token in tokens])
             leaves, probs = sampler.candidates(logits, sequence, [1, 1], 1)[0], list[torch.Tensor]()
         else:
-            first = draw_siblings(root, kind, [2], RoundContext(sampler, sequence, 0), 1)
-            tokens = first.tokens[0].tolist()
-            logits = torch.stack([tables.drafter[token,] for token in tokens])
-            second = draw_siblings(logits, kind, [1, 1], RoundContext(sampler, sequence, 0), 3)
-            leaves, probs = second.tokens, [first.rows[0], first.rows[0], *second.rows]
+            uniforms = [sampler.uniform("draft", sequence, 0, node) for node in range(1, 5)]
+            q = sampler.probs(root)
+            tokens = drawn_siblings(q[0], kind, uniforms[:2])
+            below = sampler.probs(torch.stack([tables.drafter[token,] for token in tokens]))
+            leaves, probs = draw(below, uniforms[2:])[:, None], [q[0], q[0], *below]
         draft = Draft([*tokens, *leaves[:, 0].tolist()], [-1, -1, 0, 1], siblings=kind, probs=probs, drafted=4)
         rows = [tables.target[path_to(node, draft.tokens, draft.parents)] for node in range(-1, 4)]
         path, token = reject_tree(torch.stack(rows), draft, RoundContext(sampler, sequence, 0))
