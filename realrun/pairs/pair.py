@@ -191,7 +191,8 @@ def load_pair(
     kind = find_kind(drafter)
     if kind is None or kind.origin != "model":
         return _load_inside(target, drafter, device, dtype, threads, predictor, beside)
-    paths = [_find_target(target)[0], _resolve_draft(draft_model)]
+    draft_folder = str(LAB_WEIGHTS / "draft") if draft_model == LAB else model_folder(draft_model)
+    paths = [_find_target(target)[0], draft_folder]
     tokenizers = [_load_tokenizer(path) for path in paths]
     check_tokenizers(tokenizers, [target, draft_model], allow_difference=allow_tokenizer_difference)
     alone = load_target(target, device=device, dtype=dtype, threads=threads) if beside is None else beside
@@ -217,7 +218,8 @@ def load_target(target: str = LAB, *, device: str = "cpu", dtype: str = "float32
         torch.set_num_threads(threads)
     folder, deep_layers = _find_target(target)
     tokenizer = _load_tokenizer(folder)
-    model = _deepened(_load_model(folder, tokenizer, device, dtype), deep_layers)
+    model = _load_model(folder, tokenizer, device, dtype)
+    model = model if deep_layers is None else expand(model, deep_layers)
     name = _public_name(target, "target")
     return Pair(model, SelfSDKind(), tokenizer, name, name, _eos_token_ids(model))
 
@@ -311,14 +313,6 @@ def _find_target(name: str) -> tuple[str, int | None]:
     return str(LAB_WEIGHTS / "target"), int(layers) if colon else LAB_DEEP_LAYERS
 
 
-def _resolve_draft(name: str) -> str:
-    return str(LAB_WEIGHTS / "draft") if name == LAB else model_folder(name)
-
-
-def _deepened(model: PreTrainedModel, layers: int | None) -> PreTrainedModel:
-    return model if layers is None else expand(model, layers)
-
-
 def _public_name(name: str, role: str) -> str:
     """Make a model's name for result files: never an absolute path."""
     if name == LAB:
@@ -326,11 +320,6 @@ def _public_name(name: str, role: str) -> str:
     if name == LAB_DEEP:
         return f"{LAB_DEEP}:{LAB_DEEP_LAYERS}"
     return Path(name).name if Path(name).is_absolute() else name
-
-
-def _check_cache(path: str) -> None:
-    """Raise InputError, before weights are read, if the cache of such a model cannot be rolled back."""
-    layer_types(load_config(path))
 
 
 def _load_model(
@@ -354,7 +343,9 @@ def _load_model(
 
 
 def _load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    _check_cache(path)  # first, because a drafter's folder passed as a model often has no tokenizer either
+    # Refuses a cache that cannot be rolled back; first, because a drafter's folder passed as a model often has no
+    # tokenizer either.
+    layer_types(load_config(path))
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except FAILURES as error:

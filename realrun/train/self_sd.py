@@ -415,7 +415,7 @@ def suggest(choices: Sequence[Sublayer], trials: Sequence[Mapping[str, Any]], se
     repeats a tried set, it is asked again, and after ATTEMPTS times sublayers of the set are changed at random until it
     is new. The empty set is never suggested. A set is repeated only after all sets have been tried.
     """
-    tried = {NOTHING, *(_skips_of(trial) for trial in trials)}
+    tried = {NOTHING, *(SkippedSublayers(frozenset(t["attention"]), frozenset(t["mlp"])) for t in trials)}
     for skips in _probes(choices):
         if skips not in tried:
             return skips
@@ -461,7 +461,3 @@ def _probes(choices: Sequence[Sublayer]) -> list[SkippedSublayers]:
 
 def _chosen(choices: Sequence[Sublayer]) -> SkippedSublayers:
     return SkippedSublayers(*(frozenset(c.layer for c in choices if c.part == part) for part in ("attention", "mlp")))
-
-
-def _skips_of(trial: Mapping[str, Any]) -> SkippedSublayers:
-    return SkippedSublayers(frozenset(trial["attention"]), frozenset(trial["mlp"]))

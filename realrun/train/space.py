@@ -16,7 +16,7 @@ fine-tuning.
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -179,7 +179,7 @@ class MaskTraining(TunedTargetJob):
         cuts = places.expand(len(batch), -1).to(batch.device)
         # Of a mask, as of its label: whether the example's y_m .. y_{m+k} are an answer's, bool [B, E].
         inside = None if answers is None else answer_cuts(answers, masks).gather(1, cuts)
-        with self._untuned():
+        with nullcontext() if self.adapter is None else self.adapter.off():
             original = self.original(input_ids=batch[:, :-1], use_cache=False).logits
         with self.as_stored():
             logits, masked = self._pass(batch[:, :-1], cuts)
@@ -233,9 +233,6 @@ class MaskTraining(TunedTargetJob):
             use_cache=False,
         ).logits
         return logits[:, :total], logits[:, total:].unflatten(1, (groups, masks))
-
-    def _untuned(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.adapter is None else self.adapter.off()
 
 
 def answer_cuts(answers: torch.Tensor, masks: int) -> torch.Tensor:

@@ -190,7 +190,8 @@ def measure_ceilings(device: torch.device, *, repeats: int = 30, limit_s: float 
     with torch.no_grad():
         copy_us = large_us(lambda: target.copy_(source))
         matmul_us = large_us(lambda: torch.mm(left, right, out=result))
-        smallest = _smallest(device, word)
+        # One written element and, on a GPU, an empty kernel.
+        smallest: list[Call] = [word.zero_, lambda: torch.cuda._sleep(0)] if gpu else [word.zero_]
         node_us = min(median_us(graph, [call] * GRAPH_NODES) for call in smallest) if graph else None
         return Ceilings(
             copy_gb_s=2 * large / copy_us / 1e3,
@@ -199,8 +200,3 @@ def measure_ceilings(device: torch.device, *, repeats: int = 30, limit_s: float 
             launch_us=min(median_us(eager, [call]) for call in smallest),
             graph_node_us=node_us,
         )
-
-
-def _smallest(device: torch.device, word: torch.Tensor) -> list[Call]:
-    """Minimal operations: one written element and, on a GPU, an empty kernel."""
-    return [word.zero_, lambda: torch.cuda._sleep(0)] if device.type == "cuda" else [word.zero_]

@@ -267,7 +267,8 @@ def _encoded(
     tokenizer: PreTrainedTokenizerBase, eos_token_id: int | None, documents: Sequence[str], cache: Path
 ) -> Tokens:
     texts = (bytes.fromhex(digest(document.encode(errors="surrogatepass"), length=64)) for document in documents)
-    path = cache / f"corpus-{digest(f'{tokenizer_digest(tokenizer)} {eos_token_id}', *texts)}.npy"
+    vocabulary = digest(json.dumps(sorted(tokenizer.get_vocab().items())))
+    path = cache / f"corpus-{digest(f'{vocabulary} {eos_token_id}', *texts)}.npy"
     if not path.exists():
         save_tokens(encode(tokenizer, eos_token_id, documents), path)
     return read_tokens(path)
@@ -285,12 +286,6 @@ def encode(tokenizer: PreTrainedTokenizerBase, eos_token_id: int | None, documen
                 parts.append(eos_token_id)
         arrays.append(np.array(parts, dtype=np.int32))
     return np.concatenate(arrays)
-
-
-def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash the vocabulary."""
-    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
-    return digest(vocabulary)
 
 
 def read_tokens(path: Path) -> Tokens:

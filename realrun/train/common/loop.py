@@ -323,11 +323,6 @@ class _Run:
             )
 
 
-def training_seconds(folder: Path) -> float:
-    """Sum the seconds of the steps of the finished run in this folder, without held-out figures and checkpoints."""
-    return float(read_facts(folder / CHECKPOINT)["run"]["seconds"])
-
-
 def optimizer_facts(job: Job, settings: LoopSettings) -> dict[str, Any]:
     """Describe optimizer and schedule of a training by `run_loop` for a drafter's file."""
     adamw = {"betas": settings.betas, "weight_decay": WEIGHT_DECAY}
@@ -347,7 +342,7 @@ def peak_memory() -> int:
 
 def run_facts(settings: LoopSettings, history: Sequence[Row], folder: Path) -> dict[str, Any]:
     """Describe the finished run in this folder for a drafter's file."""
-    seconds = training_seconds(folder)
+    seconds = float(read_facts(folder / CHECKPOINT)["run"]["seconds"])  # without held-out figures and checkpoints
     tokens = history[-1]["step"] * settings.tokens // settings.steps  # fewer than planned if time was out
     return {
         "loop": settings.as_dict(),

@@ -270,7 +270,7 @@ def test_the_main_cases_come_first_and_operations_take_turns() -> None:
 def test_contenders_of_a_gpu_and_of_a_cpu() -> None:
     operation = OPERATION
     plain, compiled = (next(case for case in operation.cases if case.compiled == flag) for flag in (False, True))
-    rivals = ("sdpa", "sdpa_packed", "sdpa_cudnn", "sdpa_expanded", "prefix_merge")
+    rivals = ("sdpa_packed", "sdpa_cudnn", "prefix_merge")
     assert {"torch", *OWN, *rivals[:2], "prefix_merge"} <= {*contender_names(operation, plain, GPU)}
     assert not {"torch_compile", "flex", "flex_tuned"} & {*contender_names(operation, plain, GPU)}
     assert {"torch_compile", "flex", "flex_tuned"} <= {*contender_names(operation, compiled, GPU)}
@@ -355,7 +355,7 @@ def test_ceilings_of_the_cpu() -> None:
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda op: op.name)
 def test_every_operation_is_checked_and_timed_in_all_backends(operation: Operation) -> None:
     for case in operation.small:
-        names = ["torch", *OWN, *(name for name in ("sdpa", "sdpa_expanded") if operation.rivals)]
+        names = ["torch", *OWN, *(["sdpa_packed"] if operation.rivals else [])]
         names = [name for name in names if name not in operation.rivals or operation.rivals[name].applies(case)]
         measured = run(operation, case, names)
         assert measured.errors == {} and {*measured.readings} == {(name, "cpu") for name in names}
@@ -573,7 +573,7 @@ IN_ONE_PIECE, PAGED = OPERATION.small[:2], OPERATION.small[2]
 
 
 @pytest.mark.parametrize("case", IN_ONE_PIECE, ids=str)
-@pytest.mark.parametrize("name", ["sdpa", "sdpa_packed", "sdpa_expanded", "prefix_merge"])
+@pytest.mark.parametrize("name", ["sdpa_packed", "prefix_merge"])
 def test_it_gives_what_the_reference_gives(name: str, case: Case) -> None:
     args = arguments_of(case)
     OPERATION.check(OPERATION.reference(*args), RIVALS[name].prepare(case, args)(*args), case)

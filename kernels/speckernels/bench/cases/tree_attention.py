@@ -44,28 +44,6 @@ def whole_mask(case: Case, device: torch.device) -> torch.Tensor:
     return torch.cat((prefix, sees_of(case)), 1).to(device)
 
 
-def _sdpa(expand: bool) -> Callable[[Case, Arguments], Callable[..., torch.Tensor]]:
-    """SDPA with a boolean mask; K and V either shared by `enable_gqa` or expanded within the measured time."""
-
-    def prepare(case: Case, args: Arguments) -> Callable[..., torch.Tensor]:
-        groups = case.shape["q_heads"] // case.shape["kv_heads"]
-        used, mask = case.shape["context"] + case.shape["nodes"], whole_mask(case, args[0].device)
-
-        def run(
-            query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bits: Any, context: Any, scale: float
-        ) -> torch.Tensor:
-            keys, values = keys[:, :, :used], values[:, :, :used]
-            if expand:
-                keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
-            shared = groups > 1 and not expand
-            out = scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, enable_gqa=shared)
-            return out.transpose(1, 2)
-
-        return run
-
-    return prepare
-
-
 def _sdpa_cudnn(case: Case, args: Arguments) -> Callable[..., torch.Tensor]:
     """`_sdpa_packed` by cuDNN, or an error."""
     packed = _sdpa_packed(case, args)
@@ -219,28 +197,14 @@ def _xqa(case: Case, args: Arguments) -> Callable[..., torch.Tensor]:
     return run
 
 
-def _is_grouped(case: Case) -> bool:
-    return case.shape["q_heads"] > case.shape["kv_heads"]
-
-
-def _has_flashinfer(case: Case) -> bool:
-    return find_spec("flashinfer") is not None
-
-
-def _has_xqa(case: Case) -> bool:
-    return _has_flashinfer(case) and find_spec("flashinfer.xqa") is not None
-
-
 RIVALS = {
-    "sdpa": Rival(_sdpa(expand=False)),
-    "sdpa_packed": Rival(_sdpa_packed, _is_grouped),
+    "sdpa_packed": Rival(_sdpa_packed),
     "sdpa_cudnn": Rival(_sdpa_cudnn, lambda case: torch.backends.cudnn.is_available()),
-    "sdpa_expanded": Rival(_sdpa(expand=True), _is_grouped),
     "prefix_merge": Rival(_prefix_and_merge),
     "flex": Rival(_flex(tuned=False), lambda case: case.compiled),
     "flex_tuned": Rival(_flex(tuned=True), lambda case: case.compiled),
-    "flashinfer": Rival(_flashinfer, _has_flashinfer),
-    "xqa": Rival(_xqa, _has_xqa),
+    "flashinfer": Rival(_flashinfer, lambda case: find_spec("flashinfer") is not None),
+    "xqa": Rival(_xqa, lambda case: bool(find_spec("flashinfer") and find_spec("flashinfer.xqa"))),
 }
 
 

@@ -134,7 +134,8 @@ def tree_attention(
             check_tensor(name, numbers, (torch.int32,), shape, query.device)
     if not (scale > 0 and math.isfinite(scale)):
         raise ValueError(f"scale is {scale}; give a positive number, usually 1 / sqrt(D)")
-    lse = query.new_empty(batch, nodes, heads, dtype=lse_type(query)) if return_lse else None
+    wide = torch.promote_types(query.dtype, torch.float32)
+    lse = query.new_empty(batch, nodes, heads, dtype=wide) if return_lse else None
     if query.numel() == 0:
         result = empty_result(query)
     else:
@@ -166,11 +167,6 @@ def empty_result(query: torch.Tensor) -> torch.Tensor:
     """Uninitialised result of the right shape and type."""
     batch, heads, nodes, dim = query.shape
     return query.new_empty(batch, nodes, heads, dim)
-
-
-def lse_type(query: torch.Tensor) -> torch.dtype:
-    """Type of log-sum-exps: float64 for float64 queries, else float32."""
-    return torch.promote_types(query.dtype, torch.float32)
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:

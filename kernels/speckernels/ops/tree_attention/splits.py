@@ -31,11 +31,7 @@ def split_count(blocks: int, capacity_tiles: int, slots: int) -> int:
     the fewest parts that come within GOOD_ENOUGH of the best use are taken.
     """
     max_splits = max(1, min(slots, capacity_tiles // MIN_TILES))
-    used = {splits: _used(blocks * splits, slots) for splits in range(1, max_splits + 1)}
+    waves = {splits: -(-blocks * splits // slots) for splits in range(1, max_splits + 1)}
+    used = {splits: blocks * splits / (count * slots) for splits, count in waves.items()}
     best = max(used.values())
     return next(splits for splits, share in used.items() if share >= GOOD_ENOUGH * best)
-
-
-def _used(blocks: int, slots: int) -> float:
-    waves = -(-blocks // slots)
-    return blocks / (waves * slots)
