@@ -108,9 +108,8 @@ def compare(
     from realrun.measure.record import longest_prompt
     from realrun.pairs.pair import find_device
     from realrun.pairs.prompts import prompts_source
-    from realrun.versions.compare import CompareSettings
+    from realrun.versions.compare import CompareSettings, find_side
     from realrun.versions.compare import compare as compare_versions
-    from realrun.versions.sides import find_side
 
     clock = machine.chosen_clock
     prompts_source(pair.target, texts.prompts)

@@ -270,8 +270,7 @@ def test_the_main_cases_come_first_and_operations_take_turns() -> None:
 def test_contenders_of_a_gpu_and_of_a_cpu() -> None:
     operation = OPERATION
     plain, compiled = (next(case for case in operation.cases if case.compiled == flag) for flag in (False, True))
-    rivals = ("sdpa_packed", "sdpa_cudnn", "prefix_merge")
-    assert {"torch", *OWN, *rivals[:2], "prefix_merge"} <= {*contender_names(operation, plain, GPU)}
+    assert {"torch", *OWN, "sdpa_packed", "prefix_merge"} <= {*contender_names(operation, plain, GPU)}
     assert not {"torch_compile", "flex", "flex_tuned"} & {*contender_names(operation, plain, GPU)}
     assert {"torch_compile", "flex", "flex_tuned"} <= {*contender_names(operation, compiled, GPU)}
     assert contender_names(operation, operation.small[0], CPU) == ("torch",)

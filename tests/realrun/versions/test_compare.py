@@ -20,20 +20,21 @@ from realrun.cli.compare import exit_code
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import Prompt, lab_prompts
 from realrun.versions import compare as module
-from realrun.versions import sides
 from realrun.versions.compare import (
     LOOKS,
     CompareSettings,
     RestartFile,
+    Side,
+    Worker,
     change_percent,
     compare,
     confidence_of_a_look,
+    find_side,
     finished,
     over_restarts,
     rows_of,
     typical_run,
 )
-from realrun.versions.sides import Side, Worker, find_side
 from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
 from studies.versions.run import checkouts
@@ -259,7 +260,7 @@ def test_a_process_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     base = stub_checkout(tmp_path / "base")
     with Worker(find_side(base)) as worker:
         os.kill(worker.process.pid, signal.SIGSTOP)
-        monkeypatch.setattr(sides, "ANSWER_S", 0.05)
+        monkeypatch.setattr(module, "ANSWER_S", 0.05)
         refusal(lambda: worker.ask("load"), f"process of {base} did not answer within 0.05 s")
 
 
