@@ -261,12 +261,8 @@ def lab_drafter(name: str) -> Path:
     for folder in (LAB_WEIGHTS, TRAINED_HERE):
         if (folder / name / FILE).is_file():
             return folder / name
-    raise InputError(f"the lab's drafter {name} is not trained yet; run: {training_command(name)}")
-
-
-def training_command(name: str) -> str:
-    """Write the command that trains a lab drafter."""
-    return f"realrun train {RECIPES[name]} --out {TRAINED_HERE / name}"
+    command = f"realrun train {RECIPES[name]} --out {TRAINED_HERE / name}"
+    raise InputError(f"the lab's drafter {name} is not trained yet; run: {command}")
 
 
 def is_checkpoint(folder: Path, architecture: str = ARCHITECTURE) -> bool:
