@@ -16,7 +16,7 @@
 
 #include "tensor_core.cuh"
 
-constexpr int MIN_TILES = 2;  // per split, as in splits.py
+constexpr int MIN_TILES = 2;  // per split, as in Python
 constexpr float MINUS_INFINITY = -__builtin_huge_valf(), LN_2 = 0.693147181f;
 
 struct Arguments {

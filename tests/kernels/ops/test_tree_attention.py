@@ -14,8 +14,14 @@ from hypothesis import strategies as st
 
 import speckernels
 from speckernels import Unsupported
-from speckernels.ops.tree_attention import pack_bits, reference, tree_attention
-from speckernels.ops.tree_attention.splits import GOOD_ENOUGH, SMALL_SHARED_BYTES, split_count
+from speckernels.ops.tree_attention import (
+    GOOD_ENOUGH,
+    SMALL_SHARED_BYTES,
+    pack_bits,
+    reference,
+    split_count,
+    tree_attention,
+)
 from speckernels.runtime.launch import block_slots
 from tests.support.kernel_trees import (
     BACKENDS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Literal, overload
 
 import torch
@@ -13,6 +14,10 @@ from speckernels.runtime.dispatch import register
 MAX_NODES = 256
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TMA_ENVIRONMENT = "SPECKERNELS_TMA"  # "0": never; "1": wherever it can, emulated too (default: on Hopper)
+MIN_TILES = 2  # a part below this many tiles of slots costs more to merge than it saves
+GOOD_ENOUGH = 0.9  # of the best use of the multiprocessors: fewer parts mean less to merge
+FULL_SHARED_BYTES = 163 * 1024  # of a block: the largest tiles; A100, H100 and later data-center GPUs have them
+SMALL_SHARED_BYTES = 99 * 1024  # of a block on RTX 30, 40 and 50, A40, L40S
 
 
 @overload
@@ -106,17 +111,17 @@ def tree_attention(
         )
     batch, heads, nodes, dim = query.shape
     least_slots = nodes if tail_lens is None else 1
-    for name, cache in (("keys", keys), ("values", values)):
-        fits = cache.dim() == 4 and cache.shape[3] == dim and cache.shape == keys.shape and cache.dtype == query.dtype
+    for name, part in (("keys", keys), ("values", values)):
+        fits = part.dim() == 4 and part.shape[3] == dim and part.shape == keys.shape and part.dtype == query.dtype
         if block_table is not None:
-            if not fits or heads % cache.shape[1] or cache.shape[2].bit_count() != 1:
+            if not fits or heads % part.shape[1] or part.shape[2].bit_count() != 1:
                 raise ValueError(
-                    f"{name} is {cache.dtype} {list(cache.shape)}; give {query.dtype} [N, Hkv, S, {dim}] "
+                    f"{name} is {part.dtype} {list(part.shape)}; give {query.dtype} [N, Hkv, S, {dim}] "
                     f"with Hkv a divisor of {heads}, S a power of 2, the same for keys and values"
                 )
-        elif not fits or cache.shape[0] != batch or heads % cache.shape[1] or cache.shape[2] < least_slots:
+        elif not fits or part.shape[0] != batch or heads % part.shape[1] or part.shape[2] < least_slots:
             raise ValueError(
-                f"{name} is {cache.dtype} {list(cache.shape)}; give {query.dtype} [{batch}, Hkv, L, {dim}] "
+                f"{name} is {part.dtype} {list(part.shape)}; give {query.dtype} [{batch}, Hkv, L, {dim}] "
                 f"with Hkv a divisor of {heads}, L at least {least_slots}, the same for keys and values"
             )
     for name, tensor in (("query", query), ("keys", keys), ("values", values)):
@@ -173,6 +178,31 @@ def is_aligned(tensor: torch.Tensor) -> bool:
     """Whether rows can be read 16 bytes at a time."""
     strides = (stride for size, stride in zip(tensor.shape[:3], tensor.stride()[:3], strict=True) if size > 1)
     return tensor.data_ptr() % 16 == 0 and all(stride % (16 // tensor.itemsize) == 0 for stride in strides)
+
+
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory, in bytes, that a thread block may use."""
+    if device.type != "cuda":
+        return FULL_SHARED_BYTES
+    # Missing from torch's type stubs.
+    limit: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return limit
+
+
+@cache
+def split_count(blocks: int, capacity_tiles: int, slots: int) -> int:
+    """Number of parts per sequence and head.
+
+    blocks : thread blocks if the cache is not cut; capacity_tiles : tiles in a full cache;
+    slots : blocks the GPU runs at once. The last wave of blocks leaves part of the GPU idle:
+    the fewest parts that come within GOOD_ENOUGH of the best use are taken.
+    """
+    max_splits = max(1, min(slots, capacity_tiles // MIN_TILES))
+    waves = {splits: -(-blocks * splits // slots) for splits in range(1, max_splits + 1)}
+    used = {splits: blocks * splits / (count * slots) for splits, count in waves.items()}
+    best = max(used.values())
+    return next(splits for splits, share in used.items() if share >= GOOD_ENOUGH * best)
 
 
 register(

@@ -7,10 +7,13 @@ from functools import lru_cache
 
 import torch
 
-from speckernels.ops.tree_attention import DTYPES, TMA_ENVIRONMENT, empty_result, is_aligned
-from speckernels.ops.tree_attention.splits import (
+from speckernels.ops.tree_attention import (
+    DTYPES,
     FULL_SHARED_BYTES,
     SMALL_SHARED_BYTES,
+    TMA_ENVIRONMENT,
+    empty_result,
+    is_aligned,
     shared_bytes,
     split_count,
 )

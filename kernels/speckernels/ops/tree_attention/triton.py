@@ -12,11 +12,11 @@ from collections.abc import Mapping
 
 import torch
 
-from speckernels.ops.tree_attention import empty_result
-from speckernels.ops.tree_attention.splits import (
+from speckernels.ops.tree_attention import (
     FULL_SHARED_BYTES,
     MIN_TILES,
     SMALL_SHARED_BYTES,
+    empty_result,
     shared_bytes,
     split_count,
 )
