@@ -275,10 +275,10 @@ int with_dim(const Task& task, int64_t block_dim, int64_t block_rows, bool tight
 // Addresses and strides are multiples of 16 bytes.
 EXPORT int tree_attention(const void* query, const void* keys, const void* values, const int* mask_bits,
                           const int* context_lens, const int* tail_lens, const int* node_lens, const int* block_table,
-                          void* out, void* lse, void* part_sums, void* part_stats, void* arrived,
-                          const int64_t* sizes, int64_t type, int64_t batch, int64_t kv_heads, int64_t splits,
+                          void* out, void* part_sums, void* part_stats, void* arrived, const int64_t* sizes,
+                          int64_t type, int64_t batch, int64_t kv_heads, int64_t splits,
                           int64_t block_dim, int64_t block_rows, int64_t tight, double scale, void* stream) {
-  Arguments a = arguments_of(query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out, lse,
+  Arguments a = arguments_of(query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out,
                              sizes);
   set_splits(a, part_sums, part_stats, arrived, splits, block_rows, scale);
   if (a.dim % 8 || a.dim > block_dim) return cudaErrorInvalidValue;
@@ -315,8 +315,6 @@ __device__ __forceinline__ void narrow(float x, float* to) { *to = x; }
 __device__ __forceinline__ void narrow(double x, double* to) { *to = x; }
 __device__ __forceinline__ float exponential(float x) { return expf(x); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
-__device__ __forceinline__ float logarithm(float x) { return logf(x); }
-__device__ __forceinline__ double logarithm(double x) { return log(x); }
 
 template <typename T>
 __global__ void __launch_bounds__(32 * SIMPLE_WARPS)
@@ -389,8 +387,6 @@ __global__ void __launch_bounds__(32 * SIMPLE_WARPS)
     all_total += stats[w][1] * factors[w];
   }
   const int64_t at = (batch * a.nodes + node) * gridDim.y + head;
-  if (a.lse && threadIdx.x == 0)
-    static_cast<W*>(a.lse)[at] = all_total > 0 ? all_highest + logarithm(all_total) : lowest;
   T* to = static_cast<T*>(a.out) + at * dim;
   for (int d = threadIdx.x; d < dim; d += blockDim.x) {
     W x = 0;
@@ -402,10 +398,10 @@ __global__ void __launch_bounds__(32 * SIMPLE_WARPS)
 
 EXPORT int tree_attention_simple(const void* query, const void* keys, const void* values, const int* mask_bits,
                                  const int* context_lens, const int* tail_lens, const int* node_lens,
-                                 const int* block_table, void* out, void* lse, const int64_t* sizes, int64_t type,
+                                 const int* block_table, void* out, const int64_t* sizes, int64_t type,
                                  int64_t batch, int64_t kv_heads, double scale, void* stream) {
   const Arguments a = arguments_of(query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table,
-                                   out, lse, sizes);
+                                   out, sizes);
   if (a.dim < 1 || a.dim > MAX_DIM) return cudaErrorInvalidValue;
   const dim3 grid(unsigned(a.nodes), unsigned(kv_heads * a.group), unsigned(batch)), block(32 * SIMPLE_WARPS);
   if (type == HALF) return LAUNCH(tree_attention_simple_kernel<__half>, grid, block, 0, stream, a, scale);

@@ -17,7 +17,7 @@
 #include "tensor_core.cuh"
 
 constexpr int MIN_TILES = 2;  // per split, as in Python
-constexpr float MINUS_INFINITY = -__builtin_huge_valf(), LN_2 = 0.693147181f;
+constexpr float MINUS_INFINITY = -__builtin_huge_valf();
 
 struct Arguments {
   const void *query, *keys, *values;
@@ -25,7 +25,6 @@ struct Arguments {
   const int *tail_lens, *node_lens;  // or null: all of a sequence's nodes
   const int* block_table;            // [sequence, page], or null: the cache is in one piece
   void* out;
-  void* lse;           // or null; [sequence, node, head], float or, of double, double
   float4* part_sums;   // [tile of rows and head and sequence, split, fragment, thread]
   float2* part_stats;  // [tile of rows and head and sequence, split, row]: maximum, total weight
   unsigned* arrived;   // [tile of rows and head and sequence, split], 0 before and after
@@ -312,9 +311,6 @@ __device__ __forceinline__ void write_rows(const Arguments& a, const Work& w, co
       const float factor = total > 0 ? 1 / total : 0;  // what has seen nothing is 0
       const int64_t at =
           (w.batch * a.nodes + row / a.group) * gridDim.y * a.group + w.kv_head * a.group + row % a.group;
-      if (a.lse && place.key_warp == 0 && place.quad_lane == 0)
-        static_cast<float*>(a.lse)[at] =
-            total > 0 ? (softmax.highest[m][upper] + log2f(total)) * LN_2 : MINUS_INFINITY;
       const int first_column = (place.key_warp * S::KEPT_COLUMNS * 4 + place.quad_lane) * 2;
       uint32_t* to = static_cast<uint32_t*>(a.out) + (at * a.dim + first_column) / 2;
 #pragma unroll
@@ -335,9 +331,8 @@ constexpr int SIZES = 16;
 
 static Arguments arguments_of(const void* query, const void* keys, const void* values, const int* mask_bits,
                               const int* context_lens, const int* tail_lens, const int* node_lens,
-                              const int* block_table, void* out, void* lse, const int64_t* sizes) {
-  Arguments a = {query,     keys,        values, mask_bits, context_lens, tail_lens,
-                 node_lens, block_table, out,    lse};
+                              const int* block_table, void* out, const int64_t* sizes) {
+  Arguments a = {query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out};
   int* counts[] = {&a.nodes, &a.words, &a.group, &a.dim, &a.capacity, &a.pages, &a.page_bits};
   int64_t* strides[] = {&a.query_batch, &a.query_head, &a.query_node,  &a.key_batch, &a.key_head,
                         &a.key_slot,    &a.value_batch, &a.value_head, &a.value_slot};

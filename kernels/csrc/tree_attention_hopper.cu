@@ -217,11 +217,11 @@ int with_shape(const Task& task, int64_t block_dim, int64_t block_rows) {
 // As tree_attention, of the same arguments but for `wholes`: the sequences or pages that the cache has.
 EXPORT int tree_attention_hopper(const void* query, const void* keys, const void* values, const int* mask_bits,
                                  const int* context_lens, const int* tail_lens, const int* node_lens,
-                                 const int* block_table, void* out, void* lse, void* part_sums, void* part_stats,
+                                 const int* block_table, void* out, void* part_sums, void* part_stats,
                                  void* arrived, const int64_t* sizes, int64_t type, int64_t batch, int64_t kv_heads,
                                  int64_t splits, int64_t block_dim, int64_t block_rows, int64_t wholes, double scale,
                                  void* stream) {
-  Arguments a = arguments_of(query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out, lse,
+  Arguments a = arguments_of(query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out,
                              sizes);
   set_splits(a, part_sums, part_stats, arrived, splits, block_rows, scale);
   const int64_t slots = a.block_table ? int64_t(1) << a.page_bits : a.capacity;

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Literal, overload
 
 import torch
 
@@ -20,7 +19,6 @@ FULL_SHARED_BYTES = 163 * 1024  # of a block: the largest tiles; A100, H100 and 
 SMALL_SHARED_BYTES = 99 * 1024  # of a block on RTX 30, 40 and 50, A40, L40S
 
 
-@overload
 def tree_attention(
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -32,35 +30,7 @@ def tree_attention(
     tail_lens: torch.Tensor | None = None,
     node_lens: torch.Tensor | None = None,
     block_table: torch.Tensor | None = None,
-    return_lse: Literal[False] = False,
-) -> torch.Tensor: ...
-@overload
-def tree_attention(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask_bits: torch.Tensor,
-    context_lens: torch.Tensor,
-    scale: float,
-    *,
-    tail_lens: torch.Tensor | None = None,
-    node_lens: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
-    return_lse: Literal[True],
-) -> tuple[torch.Tensor, torch.Tensor]: ...
-def tree_attention(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask_bits: torch.Tensor,
-    context_lens: torch.Tensor,
-    scale: float,
-    *,
-    tail_lens: torch.Tensor | None = None,
-    node_lens: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     """softmax(scale * query keys^T) values, where node i sees the context and its ancestors.
 
     Node i of sequence b sees the slots below context_lens[b], and slot context_lens[b] + j of the
@@ -68,8 +38,7 @@ def tree_attention(
     h // (Hq / Hkv).
 
     By default the tail is the n nodes themselves. A tree that grows by levels gives its new nodes
-    as the queries and all its nodes as the tail; a tail of length 0 leaves the context alone, as
-    for a prefix that sequences share: log-sum-exps join its result with the rest's.
+    as the queries and all its nodes as the tail; a tail of length 0 leaves the context alone.
 
     Parameters
     ----------
@@ -87,13 +56,11 @@ def tree_attention(
     node_lens : int32 [B], nodes of each sequence that are in use, the first; by default n
     block_table : int32 [B, P], the page that holds slots p S to p S + S - 1 of a sequence, so that
         L = P S. Entries behind the tail are never read
-    return_lse : return the logarithms of the sums of exp(score) too
 
     Returns
     -------
-    out : [B, n, Hq, D], contiguous, in the type of query. Sums are at least float32. 0 for a node
+    [B, n, Hq, D], contiguous, in the type of query. Sums are at least float32. 0 for a node
         that is not in use or sees nothing
-    lse : with return_lse, [B, n, Hq], float32, of float64 queries float64; -inf where out is 0
 
     Raises
     ------
@@ -139,16 +106,13 @@ def tree_attention(
             check_tensor(name, numbers, (torch.int32,), shape, query.device)
     if not (scale > 0 and math.isfinite(scale)):
         raise ValueError(f"scale is {scale}; give a positive number, usually 1 / sqrt(D)")
-    wide = torch.promote_types(query.dtype, torch.float32)
-    lse = query.new_empty(batch, nodes, heads, dtype=wide) if return_lse else None
     if query.numel() == 0:
-        result = empty_result(query)
-    else:
-        lens = (None if tensor is None else tensor.contiguous() for tensor in (tail_lens, node_lens, block_table))
-        result = torch.ops.speckernels.tree_attention(
-            query, keys, values, mask_bits.contiguous(), context_lens.contiguous(), float(scale), *lens, lse
-        )
-    return result if lse is None else (result, lse)
+        return empty_result(query)
+    lens = (None if tensor is None else tensor.contiguous() for tensor in (tail_lens, node_lens, block_table))
+    result: torch.Tensor = torch.ops.speckernels.tree_attention(
+        query, keys, values, mask_bits.contiguous(), context_lens.contiguous(), float(scale), *lens
+    )
+    return result
 
 
 def pack_bits(mask: torch.Tensor) -> torch.Tensor:
@@ -208,6 +172,6 @@ def split_count(blocks: int, capacity_tiles: int, slots: int) -> int:
 register(
     "tree_attention",
     "(Tensor query, Tensor keys, Tensor values, Tensor mask_bits, Tensor context_lens, float scale, "
-    "Tensor? tail_lens=None, Tensor? node_lens=None, Tensor? block_table=None, Tensor(a!)? lse=None) -> Tensor",
+    "Tensor? tail_lens=None, Tensor? node_lens=None, Tensor? block_table=None) -> Tensor",
     lambda query, *others: empty_result(query),
 )

@@ -38,7 +38,6 @@ def tree_attention(
     tail_lens: torch.Tensor | None = None,
     node_lens: torch.Tensor | None = None,
     block_table: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
     batch, heads, nodes, dim = query.shape
     if dim > MAX_DIM:
@@ -53,7 +52,7 @@ def tree_attention(
         *(nodes, mask_bits.shape[2], group, dim, capacity, pages, page_bits),
         *(stride for tensor in (query, keys, values) for stride in tensor.stride()[:3]),
     )
-    tensors = (query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out, lse)
+    tensors = (query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out)
     if not (query.dtype.itemsize == 2 and dim % 8 == 0 and all(map(is_aligned, (query, keys, values)))):
         call("tree_attention", "tree_attention_simple", *tensors, sizes, kind, batch, kv_heads, scale)
         return out

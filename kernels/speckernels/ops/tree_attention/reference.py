@@ -16,7 +16,6 @@ def tree_attention(
     tail_lens: torch.Tensor | None = None,
     node_lens: torch.Tensor | None = None,
     block_table: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
     nodes = query.shape[2]
     if block_table is not None:
@@ -40,8 +39,6 @@ def tree_attention(
     q = query.to(wide).unflatten(1, (kv_heads, -1))  # [B, Hkv, G, n, D]
     scores = (q @ k.mT * scale).masked_fill(~sees[:, None, None], -torch.inf)
     weights = scores.softmax(-1).masked_fill(~sees.any(-1)[:, None, None, :, None], 0)
-    if lse is not None:
-        lse.copy_(scores.logsumexp(-1).flatten(1, 2).mT)
     result: torch.Tensor = (weights @ v).flatten(1, 2).transpose(1, 2).to(query.dtype).contiguous()
     return result
 

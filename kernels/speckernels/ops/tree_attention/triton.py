@@ -26,7 +26,6 @@ from speckernels.runtime.triton_runtime import INTERPRETED, Variant, launch, tl,
 
 MERGED_ROWS = 16
 MAX_DIM = 256
-LN_2 = tl.constexpr(math.log(2))
 STAGES = {False: 3, True: 2}  # tiles of the cache on their way; fewer where shared memory is small
 
 
@@ -57,15 +56,12 @@ def _page(slot, mask, block_table, page_bits, batch, PAGED: tl.constexpr):
 
 
 @triton.jit
-def _write(out, lse, acc, row_max, row_sum, at, d, dim, inside, live, LSE: tl.constexpr):
-    """Weighted mean and log-sum-exp of each row; 0 and -inf for a row without visible keys."""
+def _write(out, acc, row_sum, at, d, dim, inside, live):
+    """Weighted mean of each row; 0 for a row without visible keys."""
     seen = live & (row_sum > 0)
     attended = tl.where(seen[:, None], acc / tl.where(seen, row_sum, 1.0)[:, None], 0.0)
     stored = inside[:, None] & (d < dim)[None, :]
     tl.store(out + at[:, None] * dim + d[None, :], attended.to(out.dtype.element_ty), mask=stored)
-    if LSE:
-        logarithm = (row_max + tl.log2(tl.where(seen, row_sum, 1.0))) * LN_2
-        tl.store(lse + at, tl.where(seen, logarithm, float("-inf")), mask=inside)
 
 
 @triton.jit
@@ -81,11 +77,11 @@ def _attend(scores, v, acc, row_max, row_sum):
 
 @triton.jit
 def _split_kernel(
-    query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out, lse,
+    query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out,
     part_acc, part_max, part_sum,
     nodes, words, group, heads, dim, capacity, pages, page_bits, splits, row_tiles, log2_scale,
     query_batch, query_head, query_node, key_batch, key_head, key_slot, value_batch, value_head, value_slot,
-    TAILS: tl.constexpr, RAGGED: tl.constexpr, PAGED: tl.constexpr, LSE: tl.constexpr,
+    TAILS: tl.constexpr, RAGGED: tl.constexpr, PAGED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MIN_SPLIT: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     row_tile = tl.program_id(0) % row_tiles
@@ -147,7 +143,7 @@ def _split_kernel(
 
     if DIRECT:
         at = (batch * nodes + node) * heads + head
-        _write(out, lse, acc, row_max, row_sum, at, d, dim, inside, live, LSE)
+        _write(out, acc, row_sum, at, d, dim, inside, live)
     else:
         rows = nodes * group
         at = ((batch * tl.num_programs(1) + kv_head) * splits + split) * rows + row
@@ -158,9 +154,9 @@ def _split_kernel(
 
 @triton.jit
 def _merge_kernel(
-    part_acc, part_max, part_sum, context_lens, tail_lens, node_lens, out, lse,
+    part_acc, part_max, part_sum, context_lens, tail_lens, node_lens, out,
     nodes, group, heads, dim, capacity, splits,
-    TAILS: tl.constexpr, RAGGED: tl.constexpr, LSE: tl.constexpr,
+    TAILS: tl.constexpr, RAGGED: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, MIN_SPLIT: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(1).to(tl.int64)
@@ -191,7 +187,7 @@ def _merge_kernel(
         row_sum = row_sum * old + tl.load(part_sum + at, mask=live, other=0.0) * new
         row_max = new_max
     at = (batch * nodes + row // group) * heads + kv_head * group + row % group
-    _write(out, lse, acc, row_max, row_sum, at, d, dim, inside, live, LSE)
+    _write(out, acc, row_sum, at, d, dim, inside, live)
 
 
 def tree_attention(
@@ -204,7 +200,6 @@ def tree_attention(
     tail_lens: torch.Tensor | None = None,
     node_lens: torch.Tensor | None = None,
     block_table: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
     batch, heads, nodes, dim = query.shape
     if query.dtype == torch.float64 or dim > MAX_DIM:
@@ -214,7 +209,7 @@ def tree_attention(
     lens = (tail_lens, node_lens, block_table)
     if INTERPRETED and query.dtype == torch.bfloat16:  # the interpreter would compute with the raw bits
         wide = (query.float(), keys.float(), values.float())
-        return tree_attention(*wide, mask_bits, context_lens, scale, *lens, lse).bfloat16()
+        return tree_attention(*wide, mask_bits, context_lens, scale, *lens).bfloat16()
     kv_heads, slots = keys.shape[1:3]
     pages, page_bits = (0, 0) if block_table is None else (block_table.shape[1], slots.bit_length() - 1)
     capacity = slots if block_table is None else pages * slots
@@ -235,11 +230,10 @@ def tree_attention(
     )
     strides = [stride for tensor in (query, keys, values) for stride in tensor.stride()[:3]]
     tail_lens, node_lens, block_table = (context_lens if tensor is None else tensor for tensor in lens)  # not read
-    flags = {"TAILS": lens[0] is not None, "RAGGED": lens[1] is not None, "LSE": lse is not None}
-    lse = part_sum if lse is None else lse
+    flags = {"TAILS": lens[0] is not None, "RAGGED": lens[1] is not None}
     launch(
         _split_kernel, (row_tiles * splits, kv_heads, batch),
-        query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out, lse,
+        query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out,
         part_acc, part_max, part_sum, nodes, mask_bits.shape[2], group, heads, dim, capacity, pages, page_bits,
         splits, row_tiles, scale * math.log2(math.e), *strides, **flags, PAGED=lens[2] is not None, **blocks,
         MIN_SPLIT=MIN_TILES, DIRECT=splits == 1, num_warps=_warps(blocks), num_stages=STAGES[tight],
@@ -247,7 +241,7 @@ def tree_attention(
     if splits > 1:
         launch(
             _merge_kernel, (triton.cdiv(rows, MERGED_ROWS), kv_heads, batch),
-            part_acc, part_max, part_sum, context_lens, tail_lens, node_lens, out, lse,
+            part_acc, part_max, part_sum, context_lens, tail_lens, node_lens, out,
             nodes, group, heads, dim, capacity, splits, **flags,
             BLOCK_N=blocks["BLOCK_N"], BLOCK_D=blocks["BLOCK_D"], ROWS=MERGED_ROWS, MIN_SPLIT=MIN_TILES,
         )  # fmt: skip
@@ -278,7 +272,7 @@ def compiled_variants() -> list[Variant]:
         for tensor, last in (("query", "node"), ("key", "slot"), ("value", "slot"))
         for axis in ("batch", "head", last)
     }
-    parts = dict.fromkeys(("part_acc", "part_max", "part_sum", "lse"), "*fp32")
+    parts = dict.fromkeys(("part_acc", "part_max", "part_sum"), "*fp32")
     lens = dict.fromkeys(("context_lens", "tail_lens", "node_lens"), "*i32")
     variants = []
     for kind, element_bytes, rows, dim, direct, tight, engine in (
@@ -297,7 +291,7 @@ def compiled_variants() -> list[Variant]:
         tensors |= {"mask_bits": "*i32", "block_table": "*i32"}
         blocks = _blocks(rows, dim, element_bytes, tight=tight)
         signature = tensors | sizes | strides | {"log2_scale": "fp32"}
-        flags = dict.fromkeys(("TAILS", "RAGGED", "PAGED", "LSE"), engine)
+        flags = dict.fromkeys(("TAILS", "RAGGED", "PAGED"), engine)
         constants = {**blocks, **flags, "MIN_SPLIT": MIN_TILES, "DIRECT": direct}
         options = {"num_stages": STAGES[tight], "num_warps": _warps(blocks)}
         limit = SMALL_SHARED_BYTES if tight else FULL_SHARED_BYTES
@@ -306,5 +300,5 @@ def compiled_variants() -> list[Variant]:
     for name in ("words", "pages", "page_bits", "row_tiles"):
         del merged[name]
     sizes_of_merge = {"BLOCK_N": 64, "BLOCK_D": 128, "ROWS": MERGED_ROWS, "MIN_SPLIT": MIN_TILES}
-    flags = dict.fromkeys(("TAILS", "RAGGED", "LSE"), True)
+    flags = dict.fromkeys(("TAILS", "RAGGED"), True)
     return [*variants, Variant(_merge_kernel, merged, {**sizes_of_merge, **flags})]
