@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -99,12 +100,8 @@ def _prefix_and_merge(case: Case, args: Arguments) -> Callable[..., torch.Tensor
     return run
 
 
-def _flex(tuned: bool) -> Callable[[Case, Arguments], Callable[..., torch.Tensor]]:
-    """FlexAttention with its default tiles or with those that autotuning finds."""
-    return lambda case, args: _flex_of(case, args, "max-autotune-no-cudagraphs" if tuned else None)
-
-
-def _flex_of(case: Case, args: Arguments, mode: str | None) -> Callable[..., torch.Tensor]:
+def _flex(case: Case, args: Arguments, mode: str | None = None) -> Callable[..., torch.Tensor]:
+    """FlexAttention with its default tiles, or in torch.compile's `mode`."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     context, nodes = case.shape["context"], case.shape["nodes"]
@@ -201,8 +198,8 @@ RIVALS = {
     "sdpa_packed": Rival(_sdpa_packed),
     "sdpa_cudnn": Rival(_sdpa_cudnn, lambda case: torch.backends.cudnn.is_available()),
     "prefix_merge": Rival(_prefix_and_merge),
-    "flex": Rival(_flex(tuned=False), lambda case: case.compiled),
-    "flex_tuned": Rival(_flex(tuned=True), lambda case: case.compiled),
+    "flex": Rival(_flex, lambda case: case.compiled),
+    "flex_tuned": Rival(partial(_flex, mode="max-autotune-no-cudagraphs"), lambda case: case.compiled),
     "flashinfer": Rival(_flashinfer, lambda case: find_spec("flashinfer") is not None),
     "xqa": Rival(_xqa, lambda case: bool(find_spec("flashinfer") and find_spec("flashinfer.xqa"))),
 }
