@@ -98,6 +98,7 @@ class DraftModelTraining(ModuleJob):
         ours = self.model(input_ids=batch[:, :-1], use_cache=False).logits
         return kl_nats(theirs, ours, predicted(answers)), {}
 
+    @torch.no_grad()
     def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """nats : the loss; agreement : how often draft model and target prefer the same token."""
         ours, theirs = (model(input_ids=batch[:, :-1], use_cache=False).logits for model in (self.model, self.target))

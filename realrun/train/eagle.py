@@ -112,6 +112,7 @@ class EagleTraining(ModuleJob):
         parts = {"regression": float(regression.detach()), "classification": float(classification.detach())}
         return regression + self.settings.class_weight * classification, parts
 
+    @torch.no_grad()
     def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """Compute figures of first drafted tokens, whose preceding features are all the target's.
 
@@ -220,6 +221,7 @@ class Eagle3Training(ModuleJob):
         loss = torch.stack([weight * nats for weight, nats in zip(weights, losses, strict=True)]).sum() / sum(weights)
         return loss, {"first": float(losses[0].detach())}
 
+    @torch.no_grad()
     def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """divergence : KL(target || drafter) over the draft vocabulary, in nats, at first drafted tokens
 

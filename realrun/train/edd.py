@@ -120,6 +120,7 @@ class DecoderTraining(ModuleJob):
     def load_state(self, tensors: Tensors) -> None:
         load_own_state(self.decoder, tensors, self.target)
 
+    @torch.no_grad()
     def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """divergence : KL(target || decoder) in nats at drafted tokens, in the longest blocks
 

@@ -55,6 +55,7 @@ class EarlyExitTraining(ModuleJob):
         logits = self.model(input_ids=batch[:, :-1], use_cache=False).logits
         return cross_entropy_nats(logits, batch[:, 1:], predicted(answers)), {}
 
+    @torch.no_grad()
     def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """nats : the loss; agreement : how often the exit and the target prefer the same token after a text's."""
         logits, theirs = (model(input_ids=batch[:, :-1], use_cache=False).logits for model in (self.model, self.target))

@@ -88,6 +88,7 @@ class HeadsTraining(ModuleJob):
         total = torch.stack([self.settings.decay**k * loss for k, loss in enumerate(losses, start=1)]).sum()
         return total, {f"head_{k}": float(loss.detach()) for k, loss in enumerate(losses, start=1)}
 
+    @torch.no_grad()
     def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """head_k, its loss in nats; head_k_agreement, how often it prefers what the target itself prefers k later."""
         hidden = self._states(batch)
@@ -268,6 +269,7 @@ class JointTraining(TunedTargetJob):
     def close(self) -> None:
         self.adapter.remove()
 
+    @torch.no_grad()
     def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """Compute figures of the drafter with its weights rounded as in the file.
 

@@ -167,6 +167,7 @@ class MaskTraining(TunedTargetJob):
             nats = nats + (mask_nats * drawn).sum()
         return nats / cuts.shape[1] / predictions, parts
 
+    @torch.no_grad()
     def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """Compute figures of the target with its weights rounded as in the file.
 

@@ -147,7 +147,7 @@ class Job(Protocol):
         """Restore what `state` collected."""
 
     def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
-        """Compute figures of held-out windows int64 [B, T + 1], without gradients. answers : as for the loss"""
+        """Compute figures of held-out windows int64 [B, T + 1]. answers : as for the loss"""
 
     def chosen(self, text: Sequence[tuple[Tokens, float]]) -> Tensors:
         """Choose, by the training text, tensors that are not trained but belong into the file."""
