@@ -20,7 +20,7 @@ from specsim.serving.drafts import drafts_of
 from specsim.serving.lockstep import lockstep
 from specsim.trace.files import write_trace
 from specsim.trace.trace import Trace
-from studies.batches import real, report, run, servers
+from studies.batches import real, run, servers
 from tests.support.tiny import tiny_pair, tiny_prompts
 
 CONFIG = tomllib.loads((Path(run.__file__).parent / "config.toml").read_text())
@@ -97,7 +97,7 @@ def test_probes_predict_a_machine_of_linear_costs(real_run: Path) -> None:
         assert case.predicted_s == pytest.approx(case.measured_s, rel=0.01)
         assert (case.k == real.NULL) == (case.measured.estimate == 1)
     assert about["differing"] == 0 and about["load"].others_percent == pytest.approx(40)
-    assert [(row["batch"], row["best_predicted"] == row["best_measured"]) for row in report.best_rows(cases)] == [
+    assert [(row["batch"], row["best_predicted"] == row["best_measured"]) for row in run.best_rows(cases)] == [
         (1, True), (2, True), (4, True)
     ]  # fmt: skip
 

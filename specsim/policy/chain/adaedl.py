@@ -55,7 +55,3 @@ class AdaEDL(ChainPolicy):
     initial_state = staticmethod(initial_state)
     keep_drafting = staticmethod(keep_drafting)
     update = staticmethod(update)
-
-    @property
-    def adapts(self) -> bool:
-        return self.dynamic

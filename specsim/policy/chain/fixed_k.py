@@ -41,7 +41,3 @@ class FixedK(ChainPolicy):
     @property
     def max_draft_tokens(self) -> int:
         return self.k
-
-    @property
-    def adapts(self) -> bool:
-        return False

@@ -52,7 +52,3 @@ class MaxConfidence(ChainPolicy):
     initial_state = staticmethod(initial_state)
     keep_drafting = staticmethod(keep_drafting)
     update = staticmethod(update)
-
-    @property
-    def adapts(self) -> bool:
-        return self.dynamic

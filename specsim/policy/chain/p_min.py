@@ -50,10 +50,6 @@ class PMin(ChainPolicy):
     keep_drafting = staticmethod(keep_drafting)
     update = staticmethod(update)
 
-    @property
-    def adapts(self) -> bool:
-        return False
-
 
 @dataclass(frozen=True)
 class LlamaCpp(ChainPolicy):
@@ -73,7 +69,3 @@ class LlamaCpp(ChainPolicy):
     initial_state = staticmethod(initial_state)
     keep_drafting = staticmethod(keep_drafting_by_top10)
     update = staticmethod(update)
-
-    @property
-    def adapts(self) -> bool:
-        return False

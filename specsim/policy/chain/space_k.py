@@ -34,7 +34,3 @@ class SpaceK(ChainPolicy):
     @property
     def max_draft_tokens(self) -> int:
         return self.k
-
-    @property
-    def adapts(self) -> bool:
-        return False

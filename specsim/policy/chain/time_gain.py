@@ -56,7 +56,3 @@ class TimeGain(ChainPolicy):
     @classmethod
     def fit(cls, settings: Mapping[str, Any], train: Trace, table: CostTable) -> Self:
         return build_policy(cls, {"cost_ratio": table.step_ratio, **settings})
-
-    @property
-    def adapts(self) -> bool:
-        return False

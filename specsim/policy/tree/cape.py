@@ -83,7 +83,3 @@ class Cape(TreePolicy):
     @property
     def max_width(self) -> int:
         return max(self.width_30, self.width_60, self.width_80, self.width_100)
-
-    @property
-    def adapts(self) -> bool:
-        return False

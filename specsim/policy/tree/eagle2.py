@@ -80,7 +80,3 @@ class Eagle2(TreePolicy):
     @property
     def max_width(self) -> int:
         return self.top_k
-
-    @property
-    def adapts(self) -> bool:
-        return False

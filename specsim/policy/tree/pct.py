@@ -102,7 +102,3 @@ class PCT(TreePolicy):
     @property
     def max_width(self) -> int:
         return self.width
-
-    @property
-    def adapts(self) -> bool:
-        return False

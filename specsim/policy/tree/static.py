@@ -64,10 +64,6 @@ class StaticTree(TreePolicy):
         return Shape(np.array(self.shape, dtype=np.float64))
 
     @property
-    def adapts(self) -> bool:
-        return False
-
-    @property
     def max_draft_tokens(self) -> int:
         return len(self.level_sizes) - 1
 
