@@ -245,7 +245,6 @@ def _priced(source: Source) -> PricedTrace:
 
 @lru_cache(maxsize=4)
 def _held_out(source: Source, tuning_share: float, seed: int) -> PricedTrace:
-    """The sequences that policies do not learn on."""
     from specsim.trace.split import split_sequences
 
     whole = _priced(source)

@@ -68,7 +68,6 @@ class Links(NamedTuple):
 def _replay_static(  # type: ignore[no-untyped-def]
     tree, which, trace, costs, sums, log
 ):
-    """Replay the sequences `which` with a static tree."""
     offsets, true_rank = trace.offsets, trace.true_rank
     children, first_child, level_end, expanded = tree.children, tree.first_child, tree.level_end, tree.expanded
     bucket_bits, draft_s, catch_up_s = costs.bucket_bits, costs.draft_s, costs.catch_up_s

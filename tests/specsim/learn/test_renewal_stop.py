@@ -17,7 +17,7 @@ from sklearn.metrics import log_loss
 from specsim.acceptance.formulas import leviathan_speedup, reliability
 from specsim.cost.model import ConstantCost
 from specsim.io.errors import InputError
-from specsim.learn.chain_calibration import calibrate, drafted_tokens, runs_before, verified_tokens
+from specsim.learn.calibration import calibrate, drafted_tokens, runs_before, verified_tokens
 from specsim.learn.fit import fit
 from specsim.learn.renewal_stop import (
     NEVER,

@@ -19,9 +19,8 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from specsim.compare.board import Board
 from specsim.compare.document import as_document
-from specsim.compare.leaderboard import leaderboards
+from specsim.compare.leaderboard import Board, leaderboards
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.profile import ProfileCost
 from specsim.io.errors import InputError
