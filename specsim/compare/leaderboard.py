@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specsim.compare.replays import mean_seconds, replay_seeds, rounds_of, together
 from specsim.cost.files import CostLike
 from specsim.cost.model import CostModel
 from specsim.io.arrays import Floats, Ints, Strings
@@ -49,6 +48,10 @@ from specsim.trace.trace import Trace
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+
+from specsim.replaying.replay import Replay
+from specsim.replaying.rounds import RoundLog
 
 POINTS = 25  # values of a setting that is a float
 MAX_WHOLE_VALUES = 32  # whole numbers that are all tried
@@ -619,3 +622,29 @@ def sweep(
 def search_values(axis: Axis) -> list[Any]:
     """Values over the search range: all of a choice or a few whole numbers, else an even grid."""
     return list(axis.values) if axis.values is not None and len(axis.values) <= MAX_WHOLE_VALUES else axis.even(POINTS)
+
+
+def replay_seeds(priced: PricedTrace, policy: Policy, seeds: Sequence[int]) -> list[Replay]:
+    """Replay under these seeds; only under the first if the second changes nothing."""
+    replays = [priced.replay(policy, seed=seed, log=True) for seed in seeds[:2]]
+    if len(replays) == 2 and np.array_equal(rounds_of(replays[0]).arrays, rounds_of(replays[1]).arrays):
+        return replays[:1]
+    return replays + [priced.replay(policy, seed=seed, log=True) for seed in seeds[2:]]
+
+
+def together(replays: Sequence[Replay]) -> Replay:
+    """Sums of counts and seconds per sequence; the baseline's too, so that ratios are means over replays."""
+    if len(replays) == 1:
+        return replays[0]
+    sums = {name: np.sum([replay.columns[name] for replay in replays], axis=0) for name in replays[0].columns}
+    return dataclasses.replace(replays[0], rounds=None, **sums)
+
+
+def mean_seconds(replays: Sequence[Replay]) -> Floats:
+    """Seconds per sequence [S], mean over replays."""
+    return np.asarray(together(replays).speculative_s / len(replays))
+
+
+def rounds_of(replay: Replay) -> RoundLog:
+    assert replay.rounds is not None
+    return replay.rounds

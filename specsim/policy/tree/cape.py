@@ -8,8 +8,8 @@ import numba as nb
 import numpy as np
 
 from specsim.policy.base import Variant, setting
+from specsim.policy.memoryless import initial_state, update
 from specsim.policy.tree.base import UNKNOWN, TreePolicy
-from specsim.policy.tree.expansion import initial_state, update
 
 
 @nb.njit
