@@ -105,7 +105,7 @@ def vllm(session: nox.Session) -> None:
 @nox.session(requires=["vllm"])
 def engines(session: nox.Session) -> None:
     """Inference engines, vLLM among them, really run: the slow tests of realrun/engines."""
-    install(session, "real", "dev", "engines")
+    install(session, "real", "dev", "engines", "openvino", "onnxruntime", "mlx")
     session.run("pytest", "-m", "slow", "tests/realrun/engines", *session.posargs, env=ENVIRONMENT)
 
 
@@ -151,6 +151,20 @@ def studies(session: nox.Session) -> None:
     """The studies' reports from their recorded runs; `nox -s studies -- --real` runs them anew, for hours."""
     install(session, "real")
     session.run("python", "-m", "studies", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def findings(session: nox.Session) -> None:
+    """Surprises in engines and benchmarks: every script in findings/, or those named, in an empty folder of its own."""
+    chosen = session.posargs or sorted(path.stem for path in Path("findings").glob("*.sh"))
+    changed = []
+    for name in chosen:
+        try:
+            session.run("bash", f"findings/{name}.sh", env={"PYTHONPATH": ""})
+        except nox.command.CommandFailed:
+            changed.append(name)
+    if changed:
+        session.error(f"not as it was: {', '.join(changed)}")
 
 
 @nox.session

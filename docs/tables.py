@@ -282,6 +282,27 @@ def printed_errors() -> str:
     return _table("case | table: row: column | finding | use", rows)
 
 
+FINDINGS = ROOT / "findings"
+FIELDS = ("engine", "version", "date", "finding")  # of a script's header, each `# name: ...`, wrapped lines indented
+
+
+def finding_header(path: Path) -> dict[str, str]:
+    """The fields in the comments at a script's head."""
+    head = path.read_text().partition("\nset -eu\n")[0]
+    fields = re.findall(r"^# (\w+): (.*(?:\n#   .*)*)", head, re.MULTILINE)
+    return {name: re.sub(r"\n#   ", " ", text) for name, text in fields}
+
+
+def findings() -> str:
+    """What surprised in engines and benchmarks, by the headers of the scripts that show it."""
+    headers = {path.name: finding_header(path) for path in sorted(FINDINGS.glob("*.sh"))}
+    rows = [
+        f"{header['engine']} {header['version']} | {header['date']} | {header['finding']} | `findings/{name}`"
+        for name, header in sorted(headers.items(), key=lambda item: (item[1]["engine"].lower(), item[0]))
+    ]
+    return _table("software | seen on | finding | script", rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "policies": policies,
     "stop signals": stop_signals,
@@ -296,6 +317,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "smollm2": smollm2,
     "printed errors": printed_errors,
     "recipes": recipes,
+    "findings": findings,
 }
 
 

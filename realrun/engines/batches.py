@@ -142,7 +142,7 @@ def _agreement(
             if tie is None:
                 break
             ties.append(tie)
-        replayed.append((ours[0], *counted))
+        replayed.append((ours[0], counted[0] or 0, counted[1]))
     whole = len(replayed) == len(expected) == len(theirs)
     return Agreement(
         len(theirs), identical, ties, replayed, "" if whole else difference(expected, theirs, len(replayed))

@@ -67,17 +67,17 @@ def recording(
 ) -> Trace:
     """Record a dense trace, as long as the engine's rounds reach.
 
-    An engine that does not clip drafts accepts beyond its limit and behind an end of text; then the recording goes on.
+    Some engines count what they accept beyond the limit and behind an end of text; then the recording goes on there.
     """
     settings = RecordSettings(depth, recorded_tokens(engine, depth, max_new_tokens), Sampler("greedy"))
-    endless = pair if engine.conventions.clips_draft else dataclasses.replace(pair, eos_token_ids=())
+    endless = dataclasses.replace(pair, eos_token_ids=()) if engine.conventions.counts_past_end else pair
     trace = record(endless, prompts, settings, lambda done, total: progress("record", done, total))
     return dataclasses.replace(trace, meta={**trace.meta, "eos_token_id": list(pair.eos_token_ids)})
 
 
 def recorded_tokens(engine: Engine, depth: int, max_new_tokens: int) -> int:
     """Return the maximum output tokens of a recording for this engine."""
-    return max_new_tokens + (0 if engine.conventions.clips_draft else depth)
+    return max_new_tokens + (depth if engine.conventions.counts_past_end else 0)
 
 
 def check_recording(
@@ -208,7 +208,7 @@ def compared(
         "sequences_identical": sum(not agreement.near_ties and not agreement.difference for agreement in agreements),
         "rounds": rounds_compared,
         "rounds_identical": sum(agreement.identical for agreement in agreements),
-        "drafted": sum(drafted for drafted, _ in theirs),
+        "drafted": drafted_tokens(run),
         "accepted": sum(accepted for _, accepted in theirs),
         "accepted_per_position": _per_position([accepted for _, accepted in theirs]),
         "counters_equal": counters,
@@ -222,16 +222,25 @@ def compared(
     }
 
 
+def drafted_tokens(run: EngineRun) -> int | None:
+    """Sum the drafted tokens, of rounds or as a counter has them; None where an engine says neither."""
+    drafted = [count for rounds in run.rounds for count, _ in rounds]
+    if None in drafted:
+        return None if run.sums is None else run.sums.drafted
+    return sum(count for count in drafted if count)
+
+
 def counters_equal(sums: Sums, agreements: Sequence[Agreement]) -> bool:
     """Compare an engine's counters with the replay's; a text that diverges at numerically tied logits has others."""
     rounds = [row for agreement in agreements for row in agreement.replayed if row[1]]
     ours = Rounds(np.array([row[1] for row in rounds], np.int64), np.array([row[2] for row in rounds], np.int64))
     counters = counters_of(ours)
+    by_position = sums.accepted_per_position
     return sums == Sums(
-        len(rounds),
+        None if sums.rounds is None else len(rounds),
         int(counters.drafted.sum()),
         int(counters.accepted.sum()),
-        _trimmed(counters.accepted.tolist(), len(sums.accepted_per_position)),
+        None if by_position is None else _trimmed(counters.accepted.tolist(), len(by_position)),
     )
 
 

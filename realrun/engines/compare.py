@@ -22,7 +22,7 @@ from specsim.trace.trace import Trace
 NEAR = 1e-4  # between two probabilities that float32 may turn around
 ANY_COST = ConstantCost(1e-3, 1e-2)  # what engines draft does not depend on costs
 
-Counted = tuple[int, int]  # drafted and accepted tokens of a round
+Counted = tuple[int | None, int]  # drafted and accepted tokens of a round; None where the engine does not say
 BestTwo = Callable[[Sequence[int]], tuple[float, float]]  # after these tokens, a model's two highest probabilities
 
 
@@ -83,7 +83,8 @@ class Play(NamedTuple):
         """How many rounds are identical from the first on."""
         pairs = zip(self.counted, theirs, strict=False)
         return next(
-            (i for i, (ours, their) in enumerate(pairs) if ours[1:] != their), min(len(self.counted), len(theirs))
+            (i for i, (ours, their) in enumerate(pairs) if their not in (ours[1:], (None, ours[2]))),
+            min(len(self.counted), len(theirs)),
         )
 
     def reach(self, theirs: Sequence[Counted]) -> tuple[int, bool]:
@@ -204,7 +205,8 @@ def _candidates(
                     yield tie, dataclasses.replace(trace, top10_confidence=confidence)
     if drafter is None or agreeing == min(len(play.counted), len(theirs)):
         return
-    drafted, accepted = theirs[agreeing]
+    reported, accepted = theirs[agreeing]
+    drafted = play.counted[agreeing][1] if reported is None else reported
     last = min(drafted, play.counted[agreeing][1]) + 1 if drafted < trace.depth else drafted
     if tie_of_draft := draft_tie(trace, sequence, end, range(1, last + 1), shift, drafter):
         yield tie_of_draft, _with_round(trace, end, drafted, accepted)
@@ -235,8 +237,8 @@ def _prompt(trace: Trace) -> list[int]:
 def difference(replayed: Sequence[tuple[int, int, int]], theirs: Sequence[Counted], agreeing: int) -> str:
     """Describe the first round that differs."""
 
-    def described(drafted: int, accepted: int) -> str:
-        return f"{accepted} of {drafted} accepted"
+    def described(drafted: int | None, accepted: int) -> str:
+        return f"{accepted} accepted" if drafted is None else f"{accepted} of {drafted} accepted"
 
     ours = replayed[agreeing] if agreeing < len(replayed) else None
     where = "at the end" if ours is None else f"at position {ours[0]}"

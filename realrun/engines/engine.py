@@ -10,12 +10,14 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from realrun.decode.sampling import Sampler
 from realrun.kept_files import log_end
 from realrun.pairs.pair import Pair
+from realrun.pairs.whole import save_model
 from specsim.engines.acceptance_rules import find_rule
 from specsim.engines.conventions import Conventions, find_conventions
 from specsim.io.arrays import Array
@@ -63,12 +65,15 @@ class Setting:
 
 
 class Sums(NamedTuple):
-    """An engine's own counters: rounds with a draft, drafted and accepted tokens, these by position."""
+    """An engine's own counters: rounds with a draft, drafted and accepted tokens, these by position.
 
-    rounds: int
+    None stands where it has no such counter.
+    """
+
+    rounds: int | None
     drafted: int
     accepted: int
-    accepted_per_position: list[int]
+    accepted_per_position: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,13 +81,13 @@ class EngineRun:
     """Output of an engine in a setting.
 
     outputs : tokens of every prompt's output
-    rounds : (drafted, accepted) of every prompt's rounds, in their order, as the engine counts them; in batches, of
-        those that drafted
+    rounds : (drafted, accepted) of every prompt's rounds, in their order, as the engine counts them, drafted being None
+        where it does not say how many; in batches, of those that drafted
     sums : its counters, where it has any
     """
 
     outputs: list[list[int]]
-    rounds: list[list[tuple[int, int]]]
+    rounds: Sequence[Sequence[tuple[int | None, int]]]
     sums: Sums | None = None
 
 
@@ -134,7 +139,9 @@ class Engine(ABC):
     """An engine. To add another, subclass this in a new file, and add a line in `realrun.engines.registry.ENGINES`.
 
     name : as conventions call it
-    modules : what must be installed
+    modules : what must be installed in this Python
+    package : what must be installed in an interpreter that the engine runs in, by its name in the package index; None
+        for one that runs in this Python
     takes_p_min : whether a draft can end where the drafter is not sure
     takes_batches : whether it is run with several sequences at once, and a draft length by how many
     lookup_rule : its prompt lookup, where that is known
@@ -142,6 +149,7 @@ class Engine(ABC):
 
     name: ClassVar[str]
     modules: ClassVar[tuple[str, ...]] = ()
+    package: ClassVar[str | None] = None
     takes_p_min: ClassVar[bool] = False
     takes_batches: ClassVar[bool] = False
     lookup_rule: ClassVar[NgramRule | None] = None
@@ -163,6 +171,24 @@ class Engine(ABC):
         """Raise InputError if a package is missing."""
         if missing := [name for name in self.modules if importlib.util.find_spec(name) is None]:
             raise InputError(f"{self.name} needs {' and '.join(missing)}, not installed here: {INSTALL}")
+        try:
+            self.version()
+        except (OSError, subprocess.SubprocessError):
+            extra = self.name.partition("-")[0]
+            raise InputError(
+                f"{self.python} has no {self.package}; install it there by pip install -c constraints.txt "
+                f"'.[{extra}]', or name another interpreter in {self.variable}"
+            ) from None
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that names the engine's interpreter."""
+        return f"SPECSIM_{self.name.partition('-')[0].upper()}_PYTHON"
+
+    @property
+    def python(self) -> str:
+        """The interpreter that has its package."""
+        return os.environ.get(self.variable) or sys.executable
 
     @abstractmethod
     def convert(self, pair: Pair, folder: Path) -> None:
@@ -196,9 +222,15 @@ class Engine(ABC):
     def policy(self, setting: Setting) -> ChainPolicy:
         """Return the policy that drafts the same in a replay."""
 
-    @abstractmethod
     def version(self) -> str:
         """Return the installed package's version."""
+        return self._version
+
+    @cached_property
+    def _version(self) -> str:
+        print_it = f"from importlib.metadata import version; print(version({self.package!r}))"
+        done = subprocess.run([self.python, "-c", print_it], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
 
 
 def models_of(pair: Pair) -> list[tuple[str, Any]]:
@@ -209,13 +241,7 @@ def models_of(pair: Pair) -> list[tuple[str, Any]]:
 def save_models(pair: Pair, folder: Path) -> None:
     """Write the pair as Hugging Face has models: a folder for each, with the tokenizer."""
     for name, model in models_of(pair):
-        save_model(pair, model, folder / name)
-
-
-def save_model(pair: Pair, model: Any, folder: Path) -> None:
-    """Write a model of the pair, with the tokenizer."""
-    model.save_pretrained(folder)
-    pair.tokenizer.save_pretrained(folder)
+        save_model(model, pair.tokenizer, folder / name)
 
 
 def run_apart(

@@ -1,4 +1,4 @@
-"""GGUF files, as llama.cpp reads models, of plain Llama and Qwen3 models: float32, every weight as it is.
+"""GGUF files of plain Llama and Qwen3 models: float32, every weight as it is, for llama.cpp; float16 for OpenVINO.
 
 Prompts go in and outputs come out as token ids. The vocabulary is therefore none of text: token 17 is called "t17",
 whatever the tokenizer calls it, so that a tokenizer of any kind converts and an output's text tells its ids.
@@ -20,6 +20,8 @@ from realrun.lm.llama import supported
 from specsim.io.errors import InputError
 
 TOKEN = re.compile(r"t(\d+)")
+# Printable ASCII, and the space as GPT-2 writes it.
+CHARACTERS = [*(chr(code) for code in range(33, 127)), chr(256 + 32)]
 ENDS = ("add_eos_token_id", "add_eot_token_id", "add_eom_token_id")  # tokens that may end a text, by what sets them
 
 
@@ -38,8 +40,11 @@ def ids_of(text: str) -> list[int]:
     return [int(number) for number in TOKEN.findall(text)]
 
 
-def write_gguf(model: PreTrainedModel, eos_token_ids: Sequence[int], path: Path) -> None:
-    """Write a model. InputError if it is not plain Llama or Qwen3, or has more than three ends of text."""
+def write_gguf(model: PreTrainedModel, eos_token_ids: Sequence[int], path: Path, *, half: bool = False) -> None:
+    """Write a model. InputError if it is not plain Llama or Qwen3, or has more than three ends of text.
+
+    half : round matrices to float16, and name the first tokens by characters, as a reader needs that encodes a text
+    """
     import gguf
 
     config: Any = model.config
@@ -65,8 +70,8 @@ def write_gguf(model: PreTrainedModel, eos_token_ids: Sequence[int], path: Path)
     writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    _add_vocabulary(writer, int(config.vocab_size), eos_token_ids)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16 if half else gguf.LlamaFileType.ALL_F32)
+    _add_vocabulary(writer, int(config.vocab_size), eos_token_ids, characters=half)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.name.upper()], config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, tensor in model.state_dict().items():
@@ -79,15 +84,22 @@ def write_gguf(model: PreTrainedModel, eos_token_ids: Sequence[int], path: Path)
         known = names.get_name(name, try_suffixes=(".weight",))
         if known is None:
             raise InputError(f"tensor {name} has no place in a GGUF file; give a plain model")
-        writer.add_tensor(known, np.ascontiguousarray(values))
+        writer.add_tensor(known, np.ascontiguousarray(values, np.float16 if half and values.ndim == 2 else None))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _add_vocabulary(writer: Any, size: int, eos_token_ids: Sequence[int]) -> None:
+def _add_vocabulary(writer: Any, size: int, eos_token_ids: Sequence[int], *, characters: bool) -> None:
     import gguf
+
+    names, merge = [f"t{number}" for number in range(size)], "t 0"  # llama.cpp requires a merge
+    if characters:
+        if size <= len(CHARACTERS):
+            raise InputError(f"a vocabulary of {size} tokens has no room for {len(CHARACTERS)} characters and a merge")
+        names[: len(CHARACTERS)] = CHARACTERS
+        names[-1], merge = "tt", "t t"
 
     kinds = [gguf.TokenType.NORMAL] * size
     for token, add in zip(eos_token_ids, ENDS, strict=False):
@@ -96,9 +108,9 @@ def _add_vocabulary(writer: Any, size: int, eos_token_ids: Sequence[int]) -> Non
     writer.add_vocab_size(size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([f"t{number}" for number in range(size)])
+    writer.add_token_list(names)
     writer.add_token_types(kinds)
-    writer.add_token_merges(["t 0"])  # llama.cpp requires a merge
+    writer.add_token_merges([merge])
     writer.add_add_bos_token(False)
 
 

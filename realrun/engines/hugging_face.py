@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from pathlib import Path
 
 from realrun.engines.engine import Engine, EngineRun, Job, Setting, run_apart, save_models
@@ -18,10 +17,8 @@ class HuggingFaceEngine(Engine):
     """With a constant draft length and no confidence threshold, which the library would move by a curve it fits."""
 
     name = "transformers"
+    package = "transformers"
     lookup_rule = RULES["transformers"]
-
-    def version(self) -> str:
-        return importlib.metadata.version("transformers")
 
     def convert(self, pair: Pair, folder: Path) -> None:
         save_models(pair, folder)

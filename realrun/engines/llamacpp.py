@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,10 +33,8 @@ class LlamaCppEngine(Engine):
 
     name = "llamacpp"
     modules = ("xllamacpp", "gguf")
+    package = "xllamacpp"
     takes_p_min = True
-
-    def version(self) -> str:
-        return importlib.metadata.version("xllamacpp")
 
     def convert(self, pair: Pair, folder: Path) -> None:
         if not isinstance(pair.drafter, IndependentKind):

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from realrun.drafters.independent import IndependentKind
-from realrun.engines.check import without_ends
+from realrun.engines.check import drafted_tokens, without_ends
 from realrun.engines.engine import Engine, EngineRun, Job, Setting
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
@@ -89,13 +89,13 @@ def text_terms(logprobs: torch.Tensor, output: Sequence[int], ends: Sequence[int
 
 
 def acceptance_terms(
-    chances: Array, rounds: Sequence[tuple[int, int]], conventions: Conventions, empty: Array
+    chances: Array, rounds: Sequence[tuple[int | None, int]], conventions: Conventions, empty: Array
 ) -> Terms:
     """Compare which drafts were accepted with their chances.
 
     chances : [2, n, K] of the draft that starts at output position t: at its depth from 0, given that all tokens before
         it were accepted; in the first row if a drafted end of text never counts as accepted, in the second if it does
-    rounds : (drafted, accepted) as the engine counts them
+    rounds : (drafted, accepted) as the engine counts them; a round without the former is left out
     empty : [n], positions at which it drafts nothing; such rounds are left out where conventions say so
     """
     ends, n = conventions.accepts_end, chances.shape[1]
@@ -104,7 +104,7 @@ def acceptance_terms(
     for drafted, accepted in rounds:
         while not conventions.counts_empty and at < n and empty[at]:
             at += 1
-        for depth in range(min(accepted + 1, drafted, n - at)):
+        for depth in range(min(accepted + 1, drafted or 0, n - at)):
             counts = ends == "always" or (ends == "last" and depth + 1 == drafted)
             seen.append(float(depth < accepted))
             expected.append(chances[int(counts), at, depth])
@@ -218,7 +218,7 @@ def _row(pair: Pair, engine: Engine, job: Job, setting: Setting, run: EngineRun)
         "setting": str(setting),
         **setting.as_dict(),
         "rounds": sum(map(len, run.rounds)),
-        "drafted": sum(drafted for rounds in run.rounds for drafted, _ in rounds),
+        "drafted": drafted_tokens(run),
         "accepted": sum(accepted for rounds in run.rounds for _, accepted in rounds),
         **{
             name: {"count": 0, "passed": True} if each is None else {**dataclasses.asdict(each), "passed": each.passed}

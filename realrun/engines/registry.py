@@ -5,11 +5,15 @@ from __future__ import annotations
 from realrun.engines.engine import Engine
 from realrun.engines.hugging_face import HuggingFaceEngine
 from realrun.engines.llamacpp import LlamaCppEngine
+from realrun.engines.mlx import MlxEngine
+from realrun.engines.onnxruntime import OnnxruntimeEngine
+from realrun.engines.openvino import OpenVinoEngine
 from realrun.engines.vllm import VllmEngine
 from specsim.io.errors import InputError
 from specsim.io.names import find_name
 
-ENGINES: dict[str, type[Engine]] = {kind.name: kind for kind in (LlamaCppEngine, VllmEngine, HuggingFaceEngine)}
+KINDS = (LlamaCppEngine, VllmEngine, HuggingFaceEngine, OpenVinoEngine, OnnxruntimeEngine, MlxEngine)
+ENGINES: dict[str, type[Engine]] = {kind.name: kind for kind in KINDS}
 
 
 def find_engine(name: str) -> Engine:

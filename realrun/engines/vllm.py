@@ -15,20 +15,20 @@ from realrun.drafters.eagle import EagleKind
 from realrun.drafters.eagle3 import ARCHITECTURE, Eagle3Kind
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.lookup import LookupKind
-from realrun.engines.engine import DenseRun, Engine, EngineRun, Job, Setting, Sums, run_apart, save_model, save_models
+from realrun.engines.engine import DenseRun, Engine, EngineRun, Job, Setting, Sums, run_apart, save_models
 from realrun.engines.processes.vllm_recorder import adapter_of
 from realrun.pairs.drafter_files import EAGLE, is_checkpoint, write_drafter, write_eagle
 from realrun.pairs.pair import Pair
+from realrun.pairs.whole import save_model
 from specsim.engines.formats import prometheus
 from specsim.engines.formats.vllm_dense import engine_facts, read_part
 from specsim.io.errors import InputError
 from specsim.lookup.ngram import NgramRule
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.serving.speedup_map import schedule_ranges
+from specsim.serving.draft_length import schedule_ranges
 
 PROCESS = "run_vllm.py"
-PYTHON = "SPECSIM_VLLM_PYTHON"  # names the interpreter that has vLLM
 MADE_BY_NOX = str(Path(__file__).parents[2] / ".nox" / "vllm" / "bin" / "python")  # of the source tree alone
 VERSION = """
 from importlib.metadata import PackageNotFoundError, version
@@ -60,18 +60,16 @@ class VllmEngine(Engine):
     @property
     def python(self) -> str:
         """The interpreter that has it."""
-        return os.environ.get(PYTHON) or MADE_BY_NOX
+        return os.environ.get(self.variable) or MADE_BY_NOX
 
     def check_installed(self) -> None:
         try:
             self.version()
         except (OSError, subprocess.SubprocessError):
             raise InputError(
-                f"{self.python} is not a Python with vLLM; make one with `nox -s vllm`, or name another in {PYTHON}"
+                f"{self.python} is not a Python with vLLM; make one with `nox -s vllm`, or name another in "
+                f"{self.variable}"
             ) from None
-
-    def version(self) -> str:
-        return self._version
 
     @cached_property
     def _version(self) -> str:
@@ -92,7 +90,7 @@ class VllmEngine(Engine):
                 f"vLLM runs draft models, EAGLE and EAGLE-3 drafters and prompt lookup, and {pair.draft_name} is of "
                 f"kind {drafter.name}; give another --drafter"
             )
-        save_model(pair, pair.target, folder / "target")
+        save_model(pair.target, pair.tokenizer, folder / "target")
 
     def policy(self, setting: Setting) -> ChainPolicy:
         return FixedK(setting.k)

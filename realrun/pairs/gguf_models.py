@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 import torch
 from transformers import AutoTokenizer
 
-from realrun.pairs.whole import check_whole, load_with_report
+from realrun.pairs.whole import check_whole, load_with_report, save_model
 from specsim.io.errors import InputError
 from specsim.io.files import digest, file_digest, replacing_folder, write_json
 from specsim.io.json import read_json
@@ -122,8 +122,7 @@ def dequantise(file: Path, folder: Path) -> dict[str, Any]:
     model.generation_config.eos_token_id = sorted(ends) or None
     source = {"file": file.name, "sha256": file_digest(file), "license": license_ or "not stated"}
     with replacing_folder(folder) as new:
-        model.save_pretrained(new)
-        tokenizer.save_pretrained(new)
+        save_model(model, tokenizer, new)
         write_json({**source, "files": _digests(new)}, new / SOURCE)
     return source
 

@@ -7,6 +7,7 @@ only the text model is loaded.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -133,3 +134,18 @@ def _listed(names: Iterable[str]) -> str:
 
 def _size(shape: Iterable[int]) -> str:
     return " x ".join(map(str, shape)) or "a number"
+
+
+def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a model and its tokenizer as a folder that Hugging Face transformers and mlx-lm load.
+
+    transformers 5 writes the base of the rotary embedding into `rope_parameters` alone. mlx-lm reads it at the top
+    level of config.json, and without it silently decodes another model.
+    """
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    rope = config.get("rope_parameters") or {}
+    if "rope_theta" in rope:
+        file.write_text(json.dumps({**config, "rope_theta": rope["rope_theta"]}, indent=2, sort_keys=True) + "\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
@@ -19,6 +20,7 @@ from realrun.lm.cached import layer_types
 from realrun.lm.number_type import cast_like
 from realrun.lm.variants import config_of_layers, without_head
 from realrun.pairs.pair import Pair
+from realrun.pairs.whole import save_model
 from realrun.train.common.folder import Tensors
 from realrun.train.common.on_text import Method, ModuleJob, TextRun, agreement, kl_nats, predicted, tensors_from_text
 from realrun.train.common.trainings import Training
@@ -112,8 +114,7 @@ def train_draft_model(pair: Pair, settings: DraftModelSettings, run: TextRun) ->
     job = DraftModelTraining(pair.target, settings)
     method = Method.of("draft-model", asdict(settings), OBJECTIVE)
     _, facts, history = tensors_from_text(pair, method, lambda: job, run)
-    job.model.to(run.stored).save_pretrained(run.out)
-    pair.tokenizer.save_pretrained(run.out)
+    save_model(job.model.to(run.stored), pair.tokenizer, Path(run.out))
     return {"drafter": str(run.out), "kind": "model", **facts, "history": history}
 
 

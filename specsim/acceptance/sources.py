@@ -252,7 +252,7 @@ class _Counts(TypedDict):
     version: NotRequired[str]
     definition: NotRequired[str]
     first_token: NotRequired[str | None]
-    clips_draft: NotRequired[bool | None]
+    last_draft: NotRequired[str | None]
     counts_empty: NotRequired[bool | None]
     requests: NotRequired[int | None]
     windows: NotRequired[list[dict[str, list[int]]]]

@@ -251,15 +251,15 @@ def _print_lengths(advice: Advice) -> None:
 class ExplainOptions(Settings):
     """The number to explain, and the engine."""
 
-    quantity: str = argument("acceptance-length, acceptance-rate, position-rate, rounds, or accept.")
+    quantity: str = argument("acceptance-length, acceptance-rate, position-rate, tpot, rounds, or accept.")
     engine: str | None = setting(None, "Only this engine, beside specsim's own definition (default: all).")
 
 
 def explain(options: ExplainOptions) -> Answer:
     """Explain an engine's acceptance numbers.
 
-    Shows what an engine means by its acceptance length or rate, how it runs and counts rounds, or which drafts it
-    accepts at a temperature.
+    Shows what an engine means by its acceptance length or rate, or by its time per output token (TPOT), how it runs and
+    counts rounds, or which drafts it accepts at a temperature.
 
     Example: specsim explain acceptance-rate --engine sglang
     """
@@ -286,15 +286,19 @@ def _explain_rounds(engine: str | None) -> Answer:
         [
             f"{each.engine} {each.version}",
             f"the {each.first_token}",
-            *("yes" if fact else "no" for fact in (each.clips_draft, each.counts_empty, each.drafts_ahead)),
+            each.last_draft
+            + (f"; lookup: {each.lookup_last_draft}" if each.lookup_last_draft else "")
+            + ("; lookup pads to K" if each.pads_lookup else ""),
+            *("yes" if fact else "no" for fact in (each.counts_past_end, each.counts_empty, each.drafts_ahead)),
             f"{'goes on' if each.drafts_past_end else 'ends'}; accepted: {each.accepts_end}",
-            each.source,
+            *([each.source] if engine else []),
         ]
         for each in conventions
     ]
-    columns = ["engine", "first token from", "drafts end at the limit", "counts rounds without a draft"]
-    columns += ["drafts in the previous step", "a draft after an end of text", "source"]
-    show = partial(print_table, "How engines run and count rounds", columns, rows, labels=7)
+    columns = ["engine", "first token from", "longest last draft", "counts tokens past the end"]
+    columns += ["counts rounds without a draft", "drafts in the previous step", "a draft after an end of text"]
+    columns += ["source"] if engine else []
+    show = partial(print_table, "How engines run and count rounds", columns, rows, labels=len(columns))
     return Answer({"rounds": [asdict(each) for each in conventions]}, show)
 
 

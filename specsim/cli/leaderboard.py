@@ -23,7 +23,6 @@ from specsim.cli.options import (
 from specsim.compare.document import TABLES, as_document, table_text, trace_names, write_results
 from specsim.io.settings import argument, setting
 from specsim.policy.base import Policy
-from specsim.policy.chain.fixed_k import FixedK
 from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows
 from specsim.report.page import recommendation_text, speculation_text, spread_text, truncated_text
 from specsim.report.table import as_text
@@ -122,7 +121,7 @@ def leaderboard(options: BoardOptions) -> Answer:
             if (recommended := board.recommended) is not None:
                 kind = str(board.meta.get("drafter_kind"))
                 shown["recommended"]["flags"] = _flags(recommended.policy, kind)
-                fixed = next((row for row in board.rows if isinstance(row.policy, FixedK)), None)
+                fixed = next((row for row in board.rows if row.policy.name == "fixed_k"), None)
                 if fixed is not None and not shown["recommended"]["flags"] and (own := _flags(fixed.policy, kind)):
                     shown["recommended"]["for_engines"] = {"label": fixed.label, "flags": own}
         if out is not None and table:
@@ -144,6 +143,7 @@ def leaderboard(options: BoardOptions) -> Answer:
 def _flags(policy: Policy, drafter: str) -> dict[str, str]:
     """Write the flags of engines that make them draft so; none for a rule or a kind of drafter that they lack."""
     from specsim.engines.flags import NAMES, draft_length_flags
+    from specsim.policy.chain.fixed_k import FixedK  # numba is slow to import
 
     kind = "prompt-lookup" if drafter == "lookup" else drafter
     if not isinstance(policy, FixedK):

@@ -61,19 +61,29 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
     if options.max_output_tokens is not None and engine is None:
         raise InputError("--max-output-tokens is an engine's limit; name the engine with --as")
     if engine is not None:  # the engines' modules are not loaded otherwise
+        from specsim.cost.model import PaddedCost
         from specsim.engines.acceptance_rules import RULES, find_rule
         from specsim.engines.as_engine import as_engine
         from specsim.engines.conventions import find_conventions
         from specsim.engines.definitions import engine_counts
-        from specsim.trace.accepted import accepted_by, shares_noise
+        from specsim.trace.accepted import accepted_by, rule_of, shares_noise
+        from specsim.trace.joined import LOOKUP, SUFFIX
 
         conventions = find_conventions(engine)
         shared = shares_noise(trace)
-        if options.accept is None and conventions.engine in RULES and not shared:
+        drafts_text = trace.meta.get("drafter_kind") in (LOOKUP, SUFFIX)  # accepted alike by every rule
+        sampled = rule_of(trace) is not None and not drafts_text and not shared
+        if options.accept is None and conventions.engine in RULES and sampled:
             trace = accepted_by(trace, find_rule(conventions.engine))
         trace, cut_off = as_engine(trace, conventions, max_output_tokens=options.max_output_tokens)
     priced = PricedTrace(trace, costs.read())
     part, chosen, learned_on = fitted_part(priced, options.policy, options.settings, options.tuning_share, options.seed)
+    if (
+        engine is not None
+        and getattr(conventions, "pads_lookup", False)
+        and part.trace.meta.get("drafter_kind") == LOOKUP
+    ):
+        part = PricedTrace(part.trace, PaddedCost(part.cost, chosen.max_draft_tokens))
     prediction = predict_fitted(part, chosen, learned_on, expected=options.expected, seed=options.seed)
     oracle = oracle_name([type(prediction.policy)])
     document = {

@@ -100,12 +100,13 @@ class BatchCost(CostModel):
         """A target pass over trees, and compaction of the cache."""
         return self.batch_verify(tokens)
 
-    def draft_step(self, place: int, context: npt.ArrayLike) -> Seconds:
+    def draft_step(self, place: npt.ArrayLike, context: npt.ArrayLike) -> Seconds:
         """The draft step at this place of a round, from 0, in a round that starts at `context`."""
         return self.batch_draft(place, BatchTokens.alike(self.batch, 1, np.asarray(context) + place))
 
     def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
-        return np.asarray(np.sum([self.draft_step(place, context) for place in range(n_tokens)], axis=0))
+        places = np.arange(n_tokens).reshape(-1, *[1] * np.ndim(context))  # steps are computed together
+        return np.asarray(np.sum(self.draft_step(places, context), axis=0))
 
     def catch_up(self, context: npt.ArrayLike) -> Seconds:
         return self.wider(2, context)

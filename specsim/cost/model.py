@@ -247,6 +247,55 @@ class SpaceCost(CostModel):
 
 
 @dataclass(frozen=True)
+class PaddedCost(CostModel):
+    """Costs of an engine that verifies K + 1 tokens in every round, whatever was drafted.
+
+    OpenVINO GenAI's prompt lookup does so, also where it finds no match.
+
+    Parameters
+    ----------
+    model : CostModel
+    k : int
+        K, the draft length that passes are padded to.
+
+    Examples
+    --------
+    >>> import specsim
+    >>> from specsim.cost.model import PaddedCost
+    >>> cost = specsim.read_cost("example:llama-3.1-8b-eagle-h100")
+    >>> bool(PaddedCost(cost, 31).verify(1, 1000) == cost.verify(32, 1000))
+    True
+    """
+
+    model: CostModel
+    k: int
+
+    def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        return self.model.verify(max(n_tokens, self.k + 1), context)
+
+    def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        return self.model.draft(n_tokens, context)
+
+    def proposal_seconds(self, context: npt.ArrayLike) -> Seconds:
+        return self.model.proposal_seconds(context)
+
+    def refeed(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        return self.model.refeed(n_tokens, context)
+
+    def policy_step(self) -> float:
+        return self.model.policy_step()
+
+    def round_overhead(self) -> float:
+        return self.model.round_overhead()
+
+    def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
+        return self.model.autoregressive_step(context)
+
+    def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
+        return self.model.notes(max_draft_tokens, contexts)
+
+
+@dataclass(frozen=True)
 class ConstantCost(CostModel):
     """The papers' cost: a draft step takes s_d, a target pass s_t, and nothing else counts.
 

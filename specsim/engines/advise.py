@@ -20,8 +20,7 @@ from specsim.engines.import_records import SourceLike, as_counts
 from specsim.engines.signatures import Signature, find_signatures
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
-from specsim.replaying.intervals import Estimate
-from specsim.replaying.prediction import interval_columns
+from specsim.replaying.intervals import Estimate, interval_columns
 from specsim.replaying.result import Result
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from specsim.engines.conventions import Conventions
 from specsim.io.arrays import Bools, IntArray, Ints
 from specsim.io.errors import InputError
 from specsim.replaying.rounds import RoundLog
-from specsim.trace.joined import SUFFIX, JoinedTrace
-from specsim.trace.trace import OPTIONAL_LISTS, STEP_LISTS, Trace
+from specsim.trace.joined import LOOKUP, SUFFIX, JoinedTrace
+from specsim.trace.trace import NO_TOKEN, OPTIONAL_LISTS, STEP_LISTS, Trace
 
 ROWS = ("token", "match_len", *STEP_LISTS, *OPTIONAL_LISTS)
 
@@ -24,7 +24,8 @@ class EngineTrace(NamedTuple):
     trace : its rounds are the engine's: without the tokens that the prompt's pass emits, and with drafts as long as the
         engine makes them. For replays alone, as its drafts may reach beyond the output
     cut_off : sequences whose last round may accept tokens beyond the limit, or behind an end of text, that the
-        recording does not reach; 0 where the engine clips drafts, or the recording goes on there by the longest draft
+        recording does not reach; 0 where the engine does not count these, or the recording goes on there by the longest
+        draft
     """
 
     trace: Trace
@@ -36,8 +37,8 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
 
     trace : of chains; a record of trees is left behind. It may go on behind an end of text, where no output is
     conventions : of the engine, see `specsim.engines.conventions.CONVENTIONS`
-    max_output_tokens : the engine's limit on output tokens; default: the recording's. An engine that does not clip
-        drafts accepts beyond it, so that a recording of this many tokens and the longest draft replays all of its
+    max_output_tokens : the engine's limit on output tokens; default: the recording's. Some engines count
+        tokens accepted beyond it, so that a recording of this many tokens and the longest draft replays all of their
         counts, unless a text ends before
 
     Raises InputError for a limit below 1, for a joined trace, and for suffix decoding that drafted from longer outputs
@@ -67,13 +68,23 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
     output_tokens = output_lengths(trace, most)
     remaining = np.repeat(output_tokens, trace.output_tokens) - trace.position
     rows = remaining > 0
-    match_len = trace.match_len
+    match_len, draft_token = trace.match_len, trace.draft_token
+    lookup = trace.meta.get("drafter_kind") == LOOKUP
+    last_draft = (conventions.lookup_last_draft if lookup else None) or conventions.last_draft
     cut_off = 0
-    if conventions.clips_draft:
-        match_len = np.minimum(match_len, np.maximum(remaining, 0)).astype(match_len.dtype)
+    if conventions.counts_past_end:
+        counted = output_tokens + trace.depth
+        if last_draft != "K":
+            counted = np.minimum(counted, budget)
+        cut_off = int((trace.output_tokens < counted).sum())
     else:
-        cut_off = int((trace.output_tokens < output_tokens + trace.depth).sum())
-        budget = budget + trace.depth
+        most_accepted = remaining
+        if last_draft == "K":  # what matches beyond the limit is drafted and not counted
+            room = np.repeat(budget, trace.output_tokens) - trace.position - 1
+            most_accepted = np.minimum(remaining, room)
+            draft_token = np.where(room[:, None] > 0, draft_token, NO_TOKEN).astype(draft_token.dtype)
+        match_len = np.minimum(match_len, np.maximum(most_accepted, 0)).astype(match_len.dtype)
+    budget = budget + {"K": trace.depth, "min(K, remaining)": 1, "min(K, remaining - 1)": 0}[last_draft]
     if conventions.first_token == "prefill":
         rows &= trace.position > 0
         budget = budget - 1
@@ -82,6 +93,7 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
     changed: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns.items()}
     changed |= {
         "match_len": match_len[rows],
+        "draft_token": draft_token[rows],
         "offsets": np.concatenate([[0], np.cumsum(_per_sequence(rows, trace))]).astype(np.int64),
         "budget_tokens": budget,
         "prompt_tokens": trace.prompt_tokens + prefilled,

@@ -1,10 +1,10 @@
-"""Definitions of the acceptance length, acceptance rate and rates by position that each engine prints; its counters."""
+"""Definitions of the acceptance length, acceptance rate, rates by position and TPOT that engines print; counters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,13 +13,14 @@ from specsim.engines.as_engine import counters_of, rounds_of
 from specsim.engines.conventions import Conventions
 from specsim.io.errors import InputError
 from specsim.io.names import known_name, plain
-from specsim.policy.base import Policy
-from specsim.policy.chain.base import ChainPolicy
-from specsim.replaying.priced import PricedTrace
 from specsim.trace.joined import SUFFIX
 
-LENGTH, RATE, POSITIONS = "acceptance-length", "acceptance-rate", "position-rate"
-QUANTITIES = (LENGTH, RATE, POSITIONS)
+if TYPE_CHECKING:  # numba is slow to import
+    from specsim.policy.base import Policy
+    from specsim.replaying.priced import PricedTrace
+
+LENGTH, RATE, POSITIONS, TPOT = "acceptance-length", "acceptance-rate", "position-rate", "tpot"
+QUANTITIES = (LENGTH, RATE, POSITIONS, TPOT)
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ class Totals:
     output_tokens : tokens that were output, the first included; NaN if unknown
     plain_steps : steps that drafted nothing, beside the rounds
     by_depth : rounds that drafted an i-th token, and rounds that accepted it
+    evaluated : drafted tokens up to the first that was rejected, with it; NaN if unknown
+    means : mean over requests of 1 + accepted tokens / rounds, and of accepted / drafted tokens; NaN if unknown
+    last : tokens drafted and accepted in the last round of every request; NaN if unknown
+    first_s, total_s : seconds until a request's first token and until its last; NaN if unknown
     """
 
     rounds: int
@@ -38,16 +43,32 @@ class Totals:
     output_tokens: float
     by_depth: Counters
     plain_steps: int = 0
+    evaluated: float = np.nan
+    means: tuple[float, float] = (np.nan, np.nan)
+    last: tuple[float, float] = (np.nan, np.nan)
+    first_s: float = np.nan
+    total_s: float = np.nan
 
     @staticmethod
     def of(rounds: Rounds, output_tokens: float) -> Totals:
         """Sum rounds that emitted this number of output tokens."""
+        means = last = np.nan, np.nan
+        if rounds.sequence_id is not None and len(rounds.sequence_id):
+            ends = np.flatnonzero(np.diff(rounds.sequence_id, append=-1))
+            last = float(rounds.drafted[ends].sum()), float(rounds.accepted[ends].sum())
+            starts = np.concatenate([[0], ends[:-1] + 1])
+            drafted, accepted = (np.add.reduceat(counts, starts) for counts in (rounds.drafted, rounds.accepted))
+            lengths, shares = 1 + accepted / (ends - starts + 1), accepted / np.maximum(drafted, 1)
+            means = float(lengths.mean()), float(shares.mean())
         return Totals(
             len(rounds.drafted),
             int(rounds.drafted.sum()),
             int(rounds.accepted.sum()),
             output_tokens,
             counters_of(rounds),
+            evaluated=float(np.minimum(rounds.accepted + 1, rounds.drafted).sum()),
+            means=means,
+            last=last,
         )
 
 
@@ -91,9 +112,21 @@ def _of_rounds_that_verified_it(totals: Totals) -> list[float]:
     return [float(share) for share in accepted / np.maximum(verified, 1)]
 
 
+def _without_last_rounds(totals: Totals) -> float:
+    drafted = totals.drafted - totals.last[0]
+    return (totals.accepted - totals.last[1]) / drafted if drafted else np.nan
+
+
+def _after_the_first(totals: Totals) -> float:
+    return (totals.total_s - totals.first_s) / (totals.output_tokens - 1)
+
+
 BONUS = "1 + accepted tokens / rounds with a draft"
 SHARE = "accepted tokens / drafted tokens"
 OF_ALL = "rounds that accepted the i-th token / all rounds with a draft"
+BY_REQUEST = "a short request counts as much as a long one; other engines' numbers are the token-weighted one"
+OF_ANY = "of any engine's requests"
+AFTER_FIRST = "(time of the last token - of the first) / (output tokens - 1)"
 SCHEDULE = "where drafts differ in length, its denominator counts rounds that never drafted so far"
 DEFINITIONS = (
     Definition(
@@ -136,11 +169,55 @@ DEFINITIONS = (
     Definition("lmdeploy", LENGTH, "Mean acceptance length", BONUS, _bonus_included),
     Definition("lmdeploy", RATE, "Draft acceptance rate", SHARE, _accepted_share),
     Definition("lmdeploy", POSITIONS, "Per-position acceptance rate", OF_ALL, _of_all_rounds, SCHEDULE),
-    Definition("aiperf", LENGTH, "mean_acceptance_length", BONUS, _bonus_included, "of any engine, by request"),
-    Definition("aiperf", RATE, "draft_acceptance_rate", SHARE, _accepted_share, "of any engine, by request"),
+    Definition(
+        "aiperf", LENGTH, "Acceptance Length", f"mean over requests of {BONUS}",
+        lambda totals: totals.means[0], BY_REQUEST,
+    ),
+    Definition("aiperf", LENGTH, "Token-Weighted Acceptance Length", BONUS, _bonus_included, OF_ANY),
+    Definition(
+        "aiperf", RATE, "Draft Acceptance Rate", f"mean over requests of {SHARE}, in percent",
+        lambda totals: 100 * totals.means[1], BY_REQUEST,
+    ),
+    Definition(
+        "aiperf", RATE, "Overall Draft Acceptance Rate", f"{SHARE}, in percent",
+        lambda totals: 100 * _accepted_share(totals), OF_ANY,
+    ),
     Definition(
         "transformers", LENGTH, "mean of num_matches", "accepted tokens / rounds",
         lambda totals: totals.accepted / totals.rounds, "without the token that the target adds",
+    ),
+    Definition(
+        "openvino", RATE, "get_draft_acceptance_rate", "accepted tokens / drafted tokens, without each last round",
+        _without_last_rounds,
+        "a request's last round is not counted, drafted or accepted; accepted = output tokens - iterations holds it",
+    ),
+    Definition(
+        "onnxruntime-genai", LENGTH, "mean_emitted_tokens_per_round", "tokens that rounds output / rounds",
+        lambda totals: (totals.output_tokens - totals.plain_steps) / totals.rounds,
+        "steps without a draft and their tokens are left out",
+    ),
+    Definition(
+        "onnxruntime-genai", RATE, "acceptance_rate", "accepted tokens / drafted tokens up to the first rejected one",
+        lambda totals: totals.accepted / totals.evaluated,
+        "tokens after the first rejected one are not in the denominator, so it is above other engines' rates",
+    ),
+    Definition("specsim", TPOT, "TPOT", AFTER_FIRST, _after_the_first),
+    Definition("vllm", TPOT, "TPOT of `vllm bench serve`", AFTER_FIRST, _after_the_first),
+    Definition("llamacpp", TPOT, "predicted_per_token_ms", AFTER_FIRST, _after_the_first),
+    Definition("openvino", TPOT, "get_tpot", AFTER_FIRST, _after_the_first),
+    Definition(
+        "guidellm", TPOT, "time_per_output_token_ms", "time of the last token / output tokens",
+        lambda totals: totals.total_s / totals.output_tokens,
+        "holds the wait for the first token; its inter_token_latency_ms, and tpot_ms of its goodput, are others' TPOT",
+    ),
+    Definition(
+        "aiperf", TPOT, "inter_token_latency", AFTER_FIRST, _after_the_first,
+        "where the first chunk holds several tokens, they are all left out of the output tokens",
+    ),
+    Definition(
+        "mlx", TPOT, "1 / generation_tps", "(time of the last token - of the first) / output tokens",
+        lambda totals: (totals.total_s - totals.first_s) / totals.output_tokens,
+        "tokens of the first round count, its seconds do not: an answer of one round shows any speed",
     ),
 )  # fmt: skip
 
@@ -168,6 +245,8 @@ def engine_counts(priced: PricedTrace, policy: Policy, conventions: Conventions,
 
     Raises InputError for a tree policy, and for a policy that shortens the drafts of suffix decoding.
     """
+    from specsim.policy.chain.base import ChainPolicy
+
     if not isinstance(policy, ChainPolicy):
         raise InputError(f"policy {policy.name} drafts trees, which no engine's counters cover; choose a chain policy")
     longest = int(priced.trace.draft_limit.max(initial=0))
@@ -180,7 +259,8 @@ def engine_counts(priced: PricedTrace, policy: Policy, conventions: Conventions,
     assert played.rounds is not None
     prefilled = priced.trace.sequences if conventions.first_token == "prefill" else 0
     totals = Totals.of(rounds_of(played.rounds, priced.trace, conventions), int(played.output_tokens.sum()) + prefilled)
-    printed = [number for number in DEFINITIONS if number.engine == conventions.engine]
+    own = [number for number in DEFINITIONS if number.engine == conventions.engine and number.quantity != TPOT]
+    values = {number.printed: number.value(totals) for number in own} if totals.drafted else {}
     return {
         "engine": conventions.engine,
         "num_drafts": totals.rounds,
@@ -188,5 +268,5 @@ def engine_counts(priced: PricedTrace, policy: Policy, conventions: Conventions,
         "num_accepted_tokens": totals.accepted,
         "drafted_per_position": totals.by_depth.drafted.tolist(),
         "accepted_per_position": totals.by_depth.accepted.tolist(),
-        "printed": {number.printed: number.value(totals) for number in printed} if totals.drafted else {},
+        "printed": {name: value for name, value in values.items() if np.isfinite(value).all()},
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,13 +28,10 @@ from specsim.engines.import_records import SourceLike, as_counts
 from specsim.io.errors import InputError
 from specsim.io.names import known_name
 from specsim.lookup.ngram import RULES
-from specsim.policy.base import Policy
-from specsim.policy.chain.fixed_k import FixedK
-from specsim.policy.chain.p_min import LlamaCpp
-from specsim.policy.registry import make_policy
-from specsim.policy.tree.eagle2 import Eagle2
-from specsim.serving.draft_length import ScheduledK, as_schedule
-from specsim.serving.speedup_map import schedule_ranges
+from specsim.serving.draft_length import ScheduledK, as_schedule, schedule_ranges
+
+if TYPE_CHECKING:
+    from specsim.policy.base import Policy
 
 LLAMACPP_2025 = "llamacpp-2025"  # before its options were renamed
 PER_BATCH = ("vllm", "sglang", "tensorrt-llm")
@@ -138,6 +135,8 @@ def export_flags(
         setting = schedule_setting(engine, as_schedule(schedule), largest_batch, drafter=drafter, **named)
         return _of_model(engine, setting, model)
     if policy is not None:
+        from specsim.policy.registry import make_policy
+
         return _of_model(engine, policy_setting(engine, make_policy(policy), **named), model)
     assert k is not None
     if acceptance is not None:
@@ -184,6 +183,10 @@ def draft_length(
 
 def policy_setting(engine: str, policy: Policy, *, path: str = GENERATION_CONFIG) -> Setting:
     """The settings under which an engine drafts as a policy does."""
+    from specsim.policy.chain.fixed_k import FixedK  # numba is slow to import
+    from specsim.policy.chain.p_min import LlamaCpp
+    from specsim.policy.tree.eagle2 import Eagle2
+
     if isinstance(policy, FixedK):
         return draft_length(engine, policy.k, path=path)
     if isinstance(policy, LlamaCpp):

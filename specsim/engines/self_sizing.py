@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import expit
 
 from specsim.cost.batches import BatchCost
 from specsim.cost.linear import LinearCost
@@ -29,6 +27,7 @@ from specsim.serving.rules.adaptive_verification import AdaptiveVerification, Le
 # Standard deviation of the log odds of acceptance by SmolLM2's EAGLE drafter; the tests recompute it.
 INFORMED_SD = 1.6
 CEILINGS = (1, 3, 5, 8)  # values of num_speculative_tokens that are tried
+BISECTIONS = 60  # of an interval of 80, to less than a rounding error
 LEAST_STEPS, LEAST_ROUNDS = 50, 200  # simulated
 PROFILE_CONTEXT = AdaptiveVerification.profile_context  # vLLM's default
 WORTH = 0.01  # smallest relative gain at which it is recommended
@@ -123,13 +122,16 @@ def adaptive_verification(
 
 def _chances(accepted: Floats, sd: float, requests: int) -> FloatArray:
     """Draw acceptance probabilities [T, R, D] with these means [D] and this standard deviation of the log odds."""
+    from scipy.special import expit  # slow to import, as is a solver: bisection does
+
     nodes, weights = np.polynomial.hermite_e.hermegauss(31)
-    weights = weights / weights.sum()
-
-    def mean_log_odds(rate: float) -> float:
-        return float(brentq(lambda odds: weights @ expit(odds + sd * nodes) - rate, -40, 40))
-
-    odds = np.array([mean_log_odds(min(rate, 1 - 1e-9)) for rate in accepted])
+    weights, rates = weights / weights.sum(), np.minimum(accepted, 1 - 1e-9)
+    low, high = np.full(len(rates), -40.0), np.full(len(rates), 40.0)
+    for _ in range(BISECTIONS):
+        odds = (low + high) / 2
+        above = expit(odds[:, None] + sd * nodes) @ weights > rates
+        low, high = np.where(above, low, odds), np.where(above, odds, high)
+    odds = (low + high) / 2
     steps = max(LEAST_STEPS, LEAST_ROUNDS // requests)
     drawn = np.random.default_rng(0).standard_normal((steps, requests, len(odds)))
     return expit(odds + sd * drawn).astype(np.float32)

@@ -47,6 +47,7 @@ ALIASES: dict[Kind, dict[str, str]] = {
     "engine": {
         "llamaserver": "llamacpp", "trtllm": "tensorrt-llm",
         "trt": "tensorrt-llm", "tensorrt": "tensorrt-llm", "hf": "transformers", "huggingface": "transformers",
+        "onnxruntime": "onnxruntime-genai", "mlxlm": "mlx", "openvinogenai": "openvino",
     },
     "weight format": {
         "fp8": "float8", "f8": "float8", "e4m3": "float8", "fp8e4m3": "float8", "bf16": "bfloat16", "fp16": "float16",

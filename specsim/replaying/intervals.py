@@ -68,6 +68,11 @@ class Estimate(float):
         return asdict(self)
 
 
+def interval_columns(speedup: Estimate) -> dict[str, float]:
+    """A speedup as three columns of a table."""
+    return {"speedup": speedup.estimate, "speedup_low": speedup.low, "speedup_high": speedup.high}
+
+
 def interval_text(value: Mapping[str, float]) -> str:
     """An estimate and its interval, of keys estimate, low, high: "1.234 [1.100, 1.350]"."""
     return f"{value['estimate']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"

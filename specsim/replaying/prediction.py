@@ -15,7 +15,7 @@ from specsim.io.arrays import Floats
 from specsim.policy.base import Policy
 from specsim.policy.switch.base import SwitchPolicy
 from specsim.policy.tree.base import TreePolicy
-from specsim.replaying.intervals import Estimate, ratio_interval
+from specsim.replaying.intervals import Estimate, interval_columns, ratio_interval
 from specsim.replaying.oracles import chain_oracle_seconds, switch_oracle_seconds, tree_oracle_seconds
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
@@ -31,11 +31,6 @@ COLUMNS = (  # of a prediction's table, beside policy and speedup
     "v_d", "r_d", "hm", "tau", "rounds", "drafted", "accepted", "verified", "output_tokens", "seconds", "ar_seconds",
     "oracle_regret", "eq14",
 )  # fmt: skip
-
-
-def interval_columns(speedup: Estimate) -> dict[str, float]:
-    """A speedup as three columns of a table."""
-    return {"speedup": speedup.estimate, "speedup_low": speedup.low, "speedup_high": speedup.high}
 
 
 @dataclass(frozen=True, repr=False)

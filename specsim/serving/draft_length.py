@@ -354,3 +354,10 @@ class TurboSpec(PricedRule):
         # A rejected token ends what is verified of a draft.
         verified = rounds.accepted + (rounds.accepted < rounds.verified)
         return self.memory * state[0] + float(rounds.accepted.sum()), self.memory * state[1] + float(verified.sum())
+
+
+def schedule_ranges(schedule: dict[int, int], largest_batch: int) -> list[list[int]]:
+    """[first batch, last batch, K] of every part of a schedule, as vLLM takes them."""
+    starts = sorted(schedule)
+    ends = [start - 1 for start in starts[1:]] + [max(largest_batch, starts[-1])]
+    return [[start, end, schedule[start]] for start, end in zip(starts, ends, strict=True)]

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from specsim.cost.batches import Pad
 from specsim.cost.files import CostLike, as_cost
 from specsim.io.progress import Counter, no_progress
-from specsim.replaying.intervals import Estimate, ratio_of_ratios
-from specsim.replaying.prediction import interval_columns
+from specsim.replaying.intervals import Estimate, interval_columns, ratio_of_ratios
 from specsim.replaying.result import Result
 from specsim.serving.arrivals import asked_requests
 from specsim.serving.costs import batch_cost

@@ -22,7 +22,7 @@ from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.intervals import Estimate, ratio_of_ratios, resample, tails
 from specsim.serving.arrivals import shuffled
-from specsim.serving.draft_length import DraftLengthRule
+from specsim.serving.draft_length import DraftLengthRule, schedule_ranges
 from specsim.serving.drafts import Drafts, drafts_of
 from specsim.serving.lockstep import lockstep
 from specsim.trace.trace import Trace
@@ -163,13 +163,6 @@ class SpeedupMap:
             if self.lengths
             else [],
         }
-
-
-def schedule_ranges(schedule: dict[int, int], largest_batch: int) -> list[list[int]]:
-    """[first batch, last batch, K] of every part of a schedule, as vLLM takes them."""
-    starts = sorted(schedule)
-    ends = [start - 1 for start in starts[1:]] + [max(largest_batch, starts[-1])]
-    return [[start, end, schedule[start]] for start, end in zip(starts, ends, strict=True)]
 
 
 def speedup_map(

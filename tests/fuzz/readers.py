@@ -144,6 +144,9 @@ IMPORTERS = {
     "sweep": importer_of("sweep", "K,batch,tok/s,accept length\n0,1,50,\n1,1,75,1.7\n3,1,90,2.3\n"),
     "accept-lengths": lines_importer("accept-lengths", *[{"choices": [{"accept_lengths": [1, 4, 2]}]}] * 2),
     "accept-lengths, of EAGLE": lines_importer("accept-lengths", *EAGLE),
+    "openvino": importer("openvino", "openvino_sample.txt", slice(14)),
+    "openvino, iterations": importer("openvino", "openvino_requests.jsonl", slice(2), JSON),
+    "onnxruntime": importer("onnxruntime", "onnxruntime_stats.jsonl", slice(2), JSON),
     "aiperf": lines_importer("aiperf", NEUTRAL, {"spec_decode_acceptance": NEUTRAL}),
 }
 

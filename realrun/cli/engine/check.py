@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class CheckOptions(EnginePrompts):
     """Which engine runs, in which settings."""
 
-    engine: str = setting(..., "Engine to run: llamacpp, vllm or transformers.")
+    engine: str = setting(..., "Engine to run: llamacpp, vllm, transformers, openvino, onnxruntime or mlx.")
     k: tuple[int, ...] = setting((1, 2, 3, 5, 8), "Draft lengths K, each a run of its own.")
     p_min: tuple[float, ...] | None = setting(
         None, "llama.cpp's p-min values, each run with the longest K: drafts end before a less probable token."
@@ -164,7 +164,7 @@ def _print_check(document: dict[str, Any]) -> None:
             row["setting"],
             f"{row['sequences_identical']} of {row['sequences']}",
             f"{row['rounds_identical']:,} of {row['rounds']:,}",
-            f"{row['drafted']:,}",
+            "not reported" if row["drafted"] is None else f"{row['drafted']:,}",
             f"{row['accepted']:,}",
             COUNTERS[row["counters_equal"]],
             str(len(row["near_ties"])),

@@ -22,7 +22,6 @@ class Watched:
 
     def __init__(self, model: Any):
         self.rounds: list[tuple[int, int]] = []
-        self.limit = 0  # tokens of prompt and output
         self._make = model._get_candidate_generator
         model._get_candidate_generator = self._watch
 
@@ -32,8 +31,7 @@ class Watched:
 
         def get_candidates(input_ids: torch.Tensor, **rest: Any) -> Any:
             found = propose(input_ids, **rest)
-            room = self.limit - input_ids.shape[1] - 1  # beyond it lookup drafts, too, but nothing is accepted
-            self.rounds.append((min(found[0].shape[1] - input_ids.shape[1], room), 0))
+            self.rounds.append((found[0].shape[1] - input_ids.shape[1], 0))
             return found
 
         def update_candidate_strategy(input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
@@ -67,7 +65,7 @@ def main(given: str, made: str) -> None:
     outputs, rounds = [], []
     for number, prompt in enumerate(job["prompts"]):
         torch.manual_seed(job["seed"] + number)
-        watched.rounds, watched.limit = [], len(prompt) + job["max_new_tokens"]
+        watched.rounds = []
         ids = torch.tensor([prompt])
         found = target.generate(
             ids,

@@ -124,7 +124,7 @@ def expected_error(published: Sequence[Runs], kind: Iterable[str], spread: Sprea
 
     References: Robinson 1991, "That BLUP is a good thing", Statistical Science 6(1).
     """
-    from scipy.stats import t as student  # slow to import
+    from scipy.special import stdtrit  # slow to import
 
     words = sorted({word for runs in published for word in runs.kind})
     systems = {runs.system for runs in published}
@@ -142,7 +142,7 @@ def expected_error(published: Sequence[Runs], kind: Iterable[str], spread: Sprea
     shared = spread.word**2 * rows @ new
     solved = np.linalg.solve(between, np.column_stack([[runs.mean for runs in published], shared]))
     variance = spread.word**2 * new @ new + spread.system**2 + spread.run**2 - shared @ solved[:, 1]
-    return Error(float(shared @ solved[:, 0]), float(student.ppf(0.95, len(systems) - 1) * math.sqrt(variance)))
+    return Error(float(shared @ solved[:, 0]), float(stdtrit(len(systems) - 1, 0.95) * math.sqrt(variance)))
 
 
 def spread_of(what: str) -> Spread:

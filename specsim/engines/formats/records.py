@@ -211,7 +211,7 @@ def origin(imported: ImportedRecords) -> dict[str, Any]:
         "engine": imported.engine,
         "version": imported.version,
         "definition": imported.definition,
-        **{name: getattr(conventions, name, None) for name in ("first_token", "clips_draft", "counts_empty")},
+        **{name: getattr(conventions, name, None) for name in ("first_token", "last_draft", "counts_empty")},
         "requests": imported.requests,
         "notes": [*imported.notes],
         "skipped": dict(imported.skipped),

@@ -122,6 +122,18 @@ FORMATS = {
         "",
         mark=r'"specDecodingStats"\s*:',
     ),
+    "openvino": Format(
+        "openvino.read_printed",
+        "what OpenVINO GenAI's sample prints; m_batch_sizes",
+        "requests of OpenVINO GenAI 2026.4.1",
+        mark=r'(?m)^ {0,8}Num accepted token: {0,8}\d|"m_batch_sizes"\s*:',
+    ),
+    "onnxruntime": Format(
+        "onnxruntime.read_stats",
+        "onnxruntime-genai's get_speculative_stats: sums",
+        "requests of onnxruntime-genai 0.18",
+        mark=r'"draft_tokens_evaluated"\s*:',
+    ),
     "accept-lengths": Format(
         "benchmarks.read_accept_lengths",
         "answers of Spec-Bench (rounds) or EAGLE (sums)",
@@ -140,6 +152,7 @@ FORMATS = {
 # Results of load tests without counts of drafts, by a pattern in them.
 WITHOUT_DRAFTS = {
     r'"output_tokens_per_second"\s*:': "GuideLLM's result",
+    r"(?m)^Generation: \d{1,9} tokens, [\d.]{1,20} tokens-per-sec": "what mlx_lm.generate prints",
     r'Serving Benchmark Result|"output_throughput"\s*:': "the result of a benchmark",
 }
 HEAD = 2**24  # characters of a file in which a mark is looked for

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from realrun.engines.vllm import PYTHON, VllmEngine
+from realrun.engines.vllm import VllmEngine
 from specsim.io.errors import InputError
 
 # Stands in for an interpreter with vLLM: notes what it is asked, and answers as it was told. For a recording it answers
@@ -35,7 +35,7 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     python = tmp_path / "python"
     python.write_text(INTERPRETER.format(python=sys.executable))
     python.chmod(0o755)
-    monkeypatch.setenv(PYTHON, str(python))
+    monkeypatch.setenv("SPECSIM_VLLM_PYTHON", str(python))
     return tmp_path
 
 

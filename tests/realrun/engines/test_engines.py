@@ -24,6 +24,7 @@ from realrun.engines.engine import Engine, EngineRun, Job, Setting, Turn, run_ap
 from realrun.engines.gguf_file import ids_of, paired, write_gguf
 from realrun.engines.hugging_face import HuggingFaceEngine
 from realrun.engines.llamacpp import LlamaCppEngine, draft_seconds, rows_of
+from realrun.engines.registry import find_engine
 from realrun.engines.validate import compared as predicted_beside
 from realrun.engines.validate import plan_of, turns_of, typical, validate
 from realrun.engines.validate import replayed_rounds as rounds_by_k
@@ -317,10 +318,16 @@ def test_llamacpp_says_what_its_rounds_take(prompts: list[Prompt], lab_pair32: P
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["transformers", "openvino", "onnxruntime", "mlx"])
 @pytest.mark.parametrize("lookup", [False, True], ids=["draft model", "prompt lookup"])
-def test_transformers_does_what_the_replay_says(prompts: list[Prompt], lab_pair32: Pair, lookup: bool) -> None:
+def test_an_engine_does_what_the_replay_says(prompts: list[Prompt], lab_pair32: Pair, name: str, lookup: bool) -> None:
+    try:
+        engine = find_engine(name)
+    except InputError as error:
+        pytest.skip(str(error))
+    if lookup and engine.lookup_rule is None:
+        pytest.skip("it has no prompt lookup")
     trace = record(lab_pair32, prompts[:4], RecordSettings(5, 48, Sampler("greedy")))
-    engine = HuggingFaceEngine()
     document = check(lab_pair32, trace, engine, settings_of(engine, [2, 5], []), 40, lookup=lookup)
     assert document["identical"], document
     assert all(row["rounds_identical"] == row["rounds"] > 40 for row in document["settings"])

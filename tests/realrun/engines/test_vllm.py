@@ -19,7 +19,7 @@ from realrun.decode.sampling import Sampler
 from realrun.engines.check import as_lookups, check, check_recording, recording, scheduled, settings_of
 from realrun.engines.engine import Job, Setting, Sums
 from realrun.engines.hugging_face import HuggingFaceEngine
-from realrun.engines.vllm import PYTHON, VllmEngine, asked, rounds_of, sums_of
+from realrun.engines.vllm import VllmEngine, asked, rounds_of, sums_of
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -214,12 +214,13 @@ def test_what_cannot_be_asked_is_refused(trace: Trace) -> None:
 
 
 def test_an_environment_without_vllm_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(PYTHON, sys.executable)
+    monkeypatch.setenv("SPECSIM_VLLM_PYTHON", sys.executable)
     assert_refused(
         call("realrun", "engine", "check", "--engine", "vllm"),
-        f"{sys.executable} is not a Python with vLLM; make one with `nox -s vllm`, or name another in {PYTHON}",
+        f"{sys.executable} is not a Python with vLLM; make one with `nox -s vllm`, or name another in "
+        "SPECSIM_VLLM_PYTHON",
     )
-    monkeypatch.delenv(PYTHON)
+    monkeypatch.delenv("SPECSIM_VLLM_PYTHON")
     monkeypatch.chdir(tmp_path)
     program = tmp_path / ".nox" / "vllm" / "bin" / "python"  # somebody else's, in a folder that was only entered
     program.parent.mkdir(parents=True)

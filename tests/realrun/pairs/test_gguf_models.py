@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGUFReader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from realrun.engines import gguf_file as written
@@ -28,7 +29,7 @@ TOKENS = ["<|endoftext|>", "\u0120", *map(chr, range(33, 127)), "ab"]  # byte-le
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}:"
 
 
-def add_vocabulary(writer: Any, size: int, eos_token_ids: list[int]) -> None:
+def add_vocabulary(writer: Any, size: int, eos_token_ids: list[int], *, characters: bool) -> None:
     """Add a vocabulary of text, with a chat template and an end of turn beside the end of text."""
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -46,7 +47,9 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(written, "_add_vocabulary", add_vocabulary)
     path = tmp_path / "tiny.gguf"
-    written.write_gguf(tiny_model(2, seed=5, dtype=torch.float32), [0], path)
+    model = tiny_model(2, seed=5, dtype=torch.float32)
+    model.config.rope_parameters["rope_theta"] = 5000.0
+    written.write_gguf(model, [0], path)
     return path
 
 
@@ -117,6 +120,9 @@ def test_a_converted_folder_is_loaded_by_the_library(file: Path, tmp_path: Path)
     assert document == {"file": "tiny.gguf", "sha256": file_digest(file), "license": "apache-2.0", "out": str(out)}
     kept = json.loads((out / "gguf.json").read_text())
     assert kept.pop("files").keys() >= {"config.json", "model.safetensors"} and kept.items() <= document.items()
+    (base,) = GGUFReader(file).get_field("llama.rope.freq_base").parts[-1]
+    # mlx-lm reads it there alone, and takes 10,000 where it is missing.
+    assert json.loads((out / "config.json").read_text())["rope_theta"] == base == 5000
     read: Any = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf", dtype=torch.float32)
     plain: Any = AutoModelForCausalLM.from_pretrained(out)
     ids = torch.arange(40)[None] % 97

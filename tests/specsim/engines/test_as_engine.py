@@ -23,6 +23,7 @@ from specsim.engines.definitions import (
     POSITIONS,
     QUANTITIES,
     RATE,
+    TPOT,
     Totals,
     engine_counts,
     find_definitions,
@@ -42,22 +43,27 @@ COUNTED = json.loads((Path(__file__).parent / "rounds.json").read_text())
 
 
 def plain_rounds(
-    trace: Trace, k: npt.ArrayLike, limit: int, conventions: Conventions
+    trace: Trace, k: npt.ArrayLike, limit: int, conventions: Conventions, output: int | None = None
 ) -> list[list[tuple[int, int, int]]]:
     """(t, drafted, accepted) of every sequence by an engine with these conventions, written out.
 
     k : of every round, or by the trace's row at which it starts
+    output : tokens before which the text ends, where the trace goes on
     """
     ks = np.broadcast_to(k, len(trace.token)).tolist()
     by_sequence = []
     for begin, length in zip(trace.offsets.tolist(), trace.output_tokens.tolist(), strict=False):
-        end = min(length, limit)
+        end = min(length, limit, output or limit)
         t = 1 if conventions.first_token == "prefill" else 0
         rounds = []
         while t < end:
             k = ks[begin + t]
-            drafted = min(k, limit - t - 1) if conventions.clips_draft else k
+            left = limit - t
+            rule = conventions.last_draft
+            drafted = {"K": k, "min(K, remaining - 1)": min(k, left - 1), "min(K, remaining)": min(k, left)}[rule]
             accepted = min(drafted, int(trace.match_len[begin + t]))
+            if rule == "K" and not conventions.counts_past_end:
+                drafted, accepted = (drafted if left > 1 else 0), min(accepted, left - 1)
             following = t + accepted + 1
             if t + accepted == length and conventions.accepts_end != "always":  # an end of text, and nothing after it
                 accepted -= conventions.accepts_end == "never" or drafted > accepted
@@ -87,6 +93,18 @@ def test_a_replay_is_the_engine_written_out(engine: str, k: int, limit: int) -> 
     assert replayed_rounds(trace, FixedK(k), limit, conventions) == plain_rounds(trace, k, limit, conventions)
 
 
+@pytest.mark.parametrize("k", [1, 3, 8, 10])
+@pytest.mark.parametrize("limit", [1, 2, 9, 24])
+def test_lookup_of_transformers_drafts_more_than_there_is_room_for(k: int, limit: int) -> None:
+    """It accepts up to the limit, and drafts nothing for a last token."""
+    trace = generate(IID(0.7), sequences=30, output_tokens=33, depth=10, seed=k)
+    trace = dataclasses.replace(trace, meta=trace.meta | {"drafter_kind": "lookup"})
+    conventions = find_conventions("transformers")
+    assert conventions.last_draft == "min(K, remaining - 1)"
+    expected = plain_rounds(trace, k, limit, dataclasses.replace(conventions, last_draft="K"))
+    assert replayed_rounds(trace, FixedK(k), limit, conventions) == expected
+
+
 @pytest.mark.parametrize("engine", CONVENTIONS)
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_a_text_that_ends_before_the_limit_ends_as_the_engine_has_it(engine: str, k: int) -> None:
@@ -111,15 +129,15 @@ def test_a_text_that_ends_before_the_limit_ends_as_the_engine_has_it(engine: str
 @pytest.mark.parametrize("engine", CONVENTIONS)
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_a_recording_that_goes_on_behind_an_end_of_text_tells_what_is_accepted_there(engine: str, k: int) -> None:
-    """Of engines that clip drafts, nothing."""
+    """Of engines that do not count it, nothing."""
     trace = generate(IID(0.8), sequences=30, output_tokens=40, depth=8, seed=k)
     token, draft_token = np.ones_like(trace.token), np.ones_like(trace.draft_token)
     token[trace.offsets[:-1] + 19] = token[trace.offsets[:-1] + 25] = 99  # a second end of text, after the output
     trace = dataclasses.replace(trace, token=token, draft_token=draft_token, meta=trace.meta | {"eos_token_id": [99]})
     conventions = find_conventions(engine)
     clipped = dataclasses.replace(trace.shortened(20), budget_tokens=trace.budget_tokens)
-    clips = conventions.clips_draft
-    expected = plain_rounds(clipped, k, 30, conventions) if clips else plain_rounds(trace, k, 20, conventions)
+    clips = not conventions.counts_past_end
+    expected = plain_rounds(clipped if clips else trace, k, 30, conventions, 20)
     assert replayed_rounds(trace, FixedK(k), 30, conventions) == expected
     assert any(t + accepted > 20 for sequence in expected for t, _, accepted in sequence) == (not clips and k > 1)
     assert as_engine(trace, conventions, max_output_tokens=30).cut_off == 0
@@ -145,7 +163,7 @@ def test_only_engines_that_do_not_clip_accept_beyond_the_limit() -> None:
     beyond = {}
     for engine, conventions in CONVENTIONS.items():
         rounds = replayed_rounds(trace, FixedK(8), 32, conventions)
-        beyond[engine] = sum(t + accepted + 1 > 32 for sequence in rounds for t, _, accepted in sequence)
+        beyond[engine] = sum(t + accepted > 32 for sequence in rounds for t, _, accepted in sequence)
     assert beyond["vllm"] > 10
     assert {engine for engine, rounds in beyond.items() if rounds} == {"vllm"}
 
@@ -244,8 +262,12 @@ def test_what_vllm_printed(k: str, drafts: int, drafted: int, accepted: int) -> 
 
 
 def test_one_run_by_every_definition() -> None:
-    """Three rounds by hand: 2 of 2, 0 of 2 and 1 of 1 accepted; with the prompt's token 7 tokens."""
-    totals = Totals.of(Rounds(np.array([2, 2, 1]), np.array([2, 0, 1])), 7)
+    """A request of three rounds by hand: 2 of 2, 0 of 2 and 1 of 1 accepted; with the prompt's token 7 tokens.
+
+    4 drafts were evaluated: not the second of the second round. The first token came after 1 s, the last after 4.
+    """
+    totals = Totals.of(Rounds(np.array([2, 2, 1]), np.array([2, 0, 1]), sequence_id=np.zeros(3, np.int64)), 7)
+    totals = dataclasses.replace(totals, first_s=1.0, total_s=4.0)
     expected: dict[tuple[str, str], object] = {
         ("specsim", LENGTH): 7 / 3,
         ("specsim", RATE): 3 / 5,
@@ -267,8 +289,14 @@ def test_one_run_by_every_definition() -> None:
         ("lmdeploy", RATE): 3 / 5,
         ("lmdeploy", POSITIONS): [2 / 3, 1 / 3],
         ("aiperf", LENGTH): 2.0,
-        ("aiperf", RATE): 3 / 5,
+        ("aiperf", RATE): 60,
         ("transformers", LENGTH): 1.0,
+        ("openvino", RATE): 2 / 4,
+        ("onnxruntime-genai", LENGTH): 7 / 3,
+        ("onnxruntime-genai", RATE): 3 / 4,
+        **{(engine, TPOT): 3 / 6 for engine in ("specsim", "vllm", "llamacpp", "openvino", "aiperf")},
+        ("guidellm", TPOT): 4 / 7,
+        ("mlx", TPOT): 3 / 7,
     }
     assert {(number.engine, number.quantity) for number in DEFINITIONS} == set(expected)
     for number in DEFINITIONS:
@@ -280,7 +308,7 @@ def test_explain_puts_an_engine_beside_specsim() -> None:
     assert [row["engine"] for row in rows] == ["specsim", "sglang"]
     assert "pull request 13212" in rows[1]["note"]
     rounds = json_of(call("specsim", "explain", "rounds", "--engine", "vllm", "--json"))["rounds"]
-    assert rounds[0]["first_token"] == "prefill" and rounds[0]["clips_draft"] is False
+    assert rounds[0]["first_token"] == "prefill" and rounds[0]["last_draft"] == "K"
 
 
 @pytest.mark.parametrize("quantity", [*QUANTITIES, "rounds"])

@@ -458,7 +458,9 @@ def test_from_a_log_to_a_model(tmp_path: Path) -> None:
     )
     assert summary["engine"] == "llamacpp" and summary["rounds"] == 475 and summary["holds"] == "counters"
     document = json.loads(counted.read_text())
-    assert document["first_token"] == "prefill" and document["clips_draft"] is True and document["notes"]
+    assert (
+        document["first_token"] == "prefill" and document["last_draft"] == "min(K, remaining - 1)" and document["notes"]
+    )
     assert isinstance(read_source(counted), Counters) and read_counters(counted).accepted.tolist() == [308, 207, 144]
     import pyarrow.parquet as pq
 

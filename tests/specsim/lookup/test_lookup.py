@@ -277,7 +277,7 @@ def run_out(
         rounds = []
         while t < len(text.output):
             draft = decoder.propose(max_tokens).tokens[:k]
-            if conventions.clips_draft:
+            if conventions.last_draft != "K":
                 draft = draft[: len(text.output) - t - 1]
             agreed = [a == b for a, b in zip(draft, text.output[t:], strict=False)]
             accepted = agreed.index(False) if False in agreed else len(agreed)

@@ -22,11 +22,11 @@ from specsim.replaying.intervals import Estimate
 from specsim.serving.arrivals import requests_of_trace
 from specsim.serving.continuous import run_server
 from specsim.serving.costs import batch_cost
-from specsim.serving.draft_length import ScheduledK, TurboSpec
+from specsim.serving.draft_length import ScheduledK, TurboSpec, schedule_ranges
 from specsim.serving.drafts import drafts_of
 from specsim.serving.frontier import ServingFrontier, serve_frontier
 from specsim.serving.latency import summarise_run
-from specsim.serving.speedup_map import BreakEven, Cell, SpeedupMap, break_even, schedule_ranges, speedup_map
+from specsim.serving.speedup_map import BreakEven, Cell, SpeedupMap, break_even, speedup_map
 from specsim.trace.files import write_trace
 from specsim.trace.trace import Trace
 from tests.support.acceptance_examples import difficulty
