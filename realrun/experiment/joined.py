@@ -7,7 +7,7 @@ rounds over the target, and what rounds cost meanwhile prices the prediction, ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,46 +15,32 @@ from typing import Any
 import numpy as np
 
 from realrun.experiment.document import Forecast, choice_of, errors_of, rate_of
-from realrun.experiment.forecast import (
-    ForecastCosts,
-    drawn_costs,
-    forecast,
-    run_error,
-    sealed_forecast,
-    speedups_on,
-    tuning_profile,
-)
-from realrun.experiment.measuring import Costs, MeasuredCosts, Measurement, Run, measure_in_turns
-from realrun.experiment.run import (
-    IDENTITY,
-    OTHER,
-    UNFINISHED,
-    identity_of,
-    keep_forecast,
-)
+from realrun.experiment.forecast import ForecastCosts, drawn_costs, run_error, speedups_on, tuning_profile
+from realrun.experiment.measuring import Measurement
+from realrun.experiment.pipeline import IDENTITY, OTHER, UNFINISHED, Contender, Outcome, Validation, identity_of
 from realrun.experiment.settings import Candidate, ValidationSettings
-from realrun.experiment.validate import DECODED, TUNED, arms_of, candidates, compared
+from realrun.experiment.validate import compared
 from realrun.kept_files import claim
-from realrun.measure.reuse import check_job, recorded_trace
 from realrun.pairs.joined import join_pairs
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from specsim.cost.joined import JoinedCost, joined_document
-from specsim.cost.profile import profile_from_json
-from specsim.io.arrays import Ints
+from specsim.cost.model import CostModel
 from specsim.io.errors import InputError
-from specsim.io.files import remove_folder, write_json
+from specsim.io.files import write_json
 from specsim.io.progress import Progress
 from specsim.learn.search import best_policy
-from specsim.learn.settings import SearchSettings
+from specsim.policy.base import Policy
 from specsim.policy.registry import SWITCH_POLICIES
 from specsim.policy.switch.one_drafter import OneDrafter
 from specsim.replaying.intervals import beyond_floor, paired_difference, ratio_interval
 from specsim.replaying.prediction import Prediction, oracle_seconds, summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
-from specsim.trace.joined import JoinedTrace, join_traces
+from specsim.trace.joined import JoinedTrace
 from specsim.trace.trace import Trace
+
+JOINED = "joined"  # the only contender
 
 
 def validate_joined(
@@ -93,52 +79,32 @@ def validate_joined(
             "sampling every run draws its own text; choose --mode greedy-draft"
         )
     settings = replace(settings, kinds=tuple(settings.kinds or SWITCH_POLICIES.values()))
-    tuning, held = check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
-    out.mkdir(parents=True, exist_ok=True)
+    folders = {trace_folder(out, number): pair for number, pair in enumerate(pairs, start=1)}
+    contenders = {JOINED: Contender(joined, folders, settings.record)}
     work = out / UNFINISHED
-    if settings.overwrite:
-        remove_folder(work)
-    sealed = settings.overwrite or not trace_folder(out, 1).exists()
-    train = _recorded(pairs, prompts, settings, out, progress, tuning)
-    identities = {f"drafter {n}": identity_of(pair, prompts, settings) for n, pair in enumerate(pairs, start=1)}
-    claim(work / IDENTITY, identities, f"{work} holds an unfinished validation", OTHER)
-    tuning_profiles = [
-        tuning_profile(pair, prompts, settings, work / f"tuning_profile-{number}.json", progress)
-        for number, pair in enumerate(pairs, start=1)
-    ]
-    cost = JoinedCost(tuple(profile_from_json(document, "just measured") for document in tuning_profiles))
-    drawn = zip(*(drawn_costs(document, settings.seed) for document in tuning_profiles), strict=True)
-    chosen, skipped = _candidates(PricedTrace(train, cost), settings, work, progress)
-    error = max(map(run_error, tuning_profiles))
-    facts = {"source": "measured just before"}
-    before = ForecastCosts(cost, facts, error, drawn=[JoinedCost(costs) for costs in drawn])
-    forecasts = sealed_forecast(
-        work, forecast(chosen, train, before, held_out=len(held), sealed=sealed, seed=settings.seed)
-    )
-    holdout = _recorded(pairs, prompts, settings, out, progress).select(held)
-    texts = [prompts[sequence] for sequence in held.tolist()]
-    measurement, profiles = _decoded(pairs, joined, chosen, texts, train, holdout, settings, work, progress)
-    costs = JoinedCost(tuple(profile_from_json(document, "just measured") for document in profiles))
-    known = {"text_known": PricedTrace(holdout, cost), "costs_known": PricedTrace(train, costs)}
+    experiment = _JoinedValidation(contenders, joined, prompts, settings, work, progress, overwrite=settings.overwrite)
+    experiment.begin(out)
+    outcome = experiment.run()
+    holdout, measurement = outcome.holdouts[JOINED], outcome.measurement
+    assert measurement is not None
     document = {
         "kind": "specsim-joined-validation",
         "target": joined.target_name,
         "drafters": [pair.draft_name for pair in pairs],
         "decoding": settings.record.sampler.as_dict(),
         "environment": joined.environment,
-        "sequences": forecasts["sequences"],
-        "forecast": {key: value for key, value in forecasts.items() if key != "rows"},
+        "sequences": outcome.forecast["sequences"],
+        "forecast": {key: value for key, value in outcome.forecast.items() if key != "rows"},
         "output_tokens": int(holdout.output_tokens.sum()),
-        **_compared(chosen, PricedTrace(holdout, costs), known, forecasts, measurement, settings.seed),
-        "skipped": [{"policy": name, "reason": reason} for name, reason in skipped],
+        **_compared(outcome, measurement, settings.seed),
+        "skipped": [{"policy": policy, "reason": reason} for _, policy, reason in outcome.skipped],
         "prompts": prompt_facts(prompts, settings.record.prompts_source),
         "load": measurement.load._asdict(),
         "options": settings.options,
     }
-    write_json(joined_document(profiles), out / "cost.json")
+    write_json(joined_document(outcome.profiles[JOINED]), out / "cost.json")
     write_json(document, out / "validation.json")
-    keep_forecast(work, out)
-    remove_folder(work)
+    experiment.finish(out)
     return document
 
 
@@ -147,127 +113,74 @@ def trace_folder(out: Path, number: int) -> Path:
     return out / f"trace-{number}"
 
 
-def _recorded(
-    pairs: Sequence[Pair],
-    prompts: Sequence[Prompt],
-    settings: ValidationSettings,
-    out: Path,
-    progress: Progress,
-    sequences: Ints | None = None,
-) -> JoinedTrace:
-    """Record these sequences of every drafter, or read them, and join the traces. sequences : by default all"""
-    traces = {}
-    for number, pair in enumerate(pairs, start=1):
-        folder = trace_folder(out, number)
-        traces[str(folder)] = recorded_trace(
-            pair,
-            prompts,
-            settings.record,
-            folder,
-            lambda done, total: progress("record" if sequences is None else "record tuning prompts", done, total),
-            overwrite=settings.overwrite,
-            sequences=sequences,
-        )
-    return join_traces(traces)
+class _JoinedValidation(Validation):
+    """A validation of drafters that take turns: each alone, then the policies that switch."""
+
+    @property
+    def pairs(self) -> list[Pair]:
+        return [*self.contenders[JOINED].parts.values()]
+
+    def claim(self) -> None:
+        identity = {
+            f"drafter {number}": {**identity_of(pair, self.prompts, self.settings), "cost": None}
+            for number, pair in enumerate(self.pairs, start=1)
+        }
+        claim(self.folder / IDENTITY, identity, f"{self.folder} holds an unfinished validation", OTHER)
+
+    def costs(self) -> Mapping[str, ForecastCosts]:
+        profiles = [
+            tuning_profile(
+                pair, self.prompts, self.settings, self.folder / f"tuning_profile-{number}.json", self.progress
+            )
+            for number, pair in enumerate(self.pairs, start=1)
+        ]
+        drawn = zip(*(drawn_costs(profile, self.settings.seed) for profile in profiles), strict=True)
+        return {
+            JOINED: ForecastCosts(
+                self.contenders[JOINED].cost(profiles),
+                {"source": "measured just before"},
+                max(map(run_error, profiles)),
+                drawn=[JoinedCost(costs) for costs in drawn],
+            )
+        }
+
+    def tune(self, name: str, train: Trace, cost: CostModel) -> list[Candidate]:
+        """Tune every drafter alone, then every switching policy."""
+        priced = PricedTrace(train, cost)
+        alone = [
+            best_policy(OneDrafter, priced, replace(self.search, fixed={"drafter": number}))
+            for number in range(1, len(self.pairs) + 1)
+        ]
+        speedups = [priced.replay(policy, seed=self.settings.seed).speedup for policy in alone]
+        return [
+            *(Candidate(policy, "alone", speedup) for policy, speedup in zip(alone, speedups, strict=True)),
+            *super().tune(name, train, cost),
+        ]
+
+    @property
+    def kinds(self) -> list[type[Policy]]:
+        return [kind for kind in self.settings.policies if kind is not OneDrafter]
 
 
-def _decoded(
-    pairs: Sequence[Pair],
-    joined: Pair,
-    chosen: Sequence[Candidate],
-    texts: Sequence[Prompt],
-    train: Trace,
-    holdout: Trace,
-    settings: ValidationSettings,
-    work: Path,
-    progress: Progress,
-) -> tuple[Measurement, list[dict[str, Any]]]:
-    """Decode the held-out prompts with all policies; the measurement, and every drafter's profile from its rounds."""
-    costs = [
-        MeasuredCosts(
-            pair,
-            holdout,
-            tree_tokens=0,
-            sampler=settings.record.sampler,
-            seed=settings.seed,
-            texts=settings.repeats * len(texts),
-            beside=train,
-        )
-        for pair in pairs
-    ]
-    arms = arms_of(joined, chosen, settings)
-    baselines = [0, len(arms) - 1]  # whose rounds are any drafter's
-    measurement = measure_in_turns(
-        arms,
-        {f"drafter {number}": Costs(cost, baselines) for number, cost in enumerate(costs, start=1)},
-        texts,
-        holdout,
-        work / DECODED,
-        repeats=settings.repeats,
-        seed=settings.seed,
-        progress=lambda done, total: progress("decode", done, total),
-    )
-    profiles = [
-        cost.document(_runs_of(number, measurement), settings.repeats) for number, cost in enumerate(costs, start=1)
-    ]
-    return measurement, profiles
-
-
-def _candidates(
-    train: PricedTrace, settings: ValidationSettings, work: Path, progress: Progress
-) -> tuple[list[Candidate], list[tuple[str, str]]]:
-    """Tune every drafter alone, then every switching policy; with them (policy, reason) of those left out."""
-    trace = train.trace
+def _compared(outcome: Outcome, measurement: Measurement, seed: int) -> dict[str, Any]:
+    """Rows, fastest first, the noise floor, and the best switching policy against the best single drafter."""
+    train, trace, costs = outcome.trains[JOINED], outcome.holdouts[JOINED], outcome.run_cost(JOINED)
     assert isinstance(trace, JoinedTrace)
-    search = SearchSettings(trials=settings.trials, seed=settings.seed)
-    alone = [
-        best_policy(OneDrafter, train, replace(search, fixed={"drafter": number}))
-        for number in range(1, len(trace.parts) + 1)
-    ]
-    switching, skipped = candidates(
-        trace,
-        train.cost,
-        search,
-        kinds=[kind for kind in settings.kinds or () if kind is not OneDrafter],
-        progress=progress,
-        kept=work / TUNED,
-    )
-    single = [Candidate(policy, "alone", train.replay(policy, seed=settings.seed).speedup) for policy in alone]
-    return [*single, *switching], skipped
-
-
-def _runs_of(drafter: int, measurement: Measurement) -> Iterator[Run]:
-    """Yield the baselines' rounds, and of every other arm those that this drafter drafted."""
-    for policy, prompt_tokens, rounds in measurement.runs(range(len(measurement.arms))):
-        own = rounds if policy is None else [round_ for round_ in rounds if round_.drafter == drafter]
-        yield policy, prompt_tokens, own
-
-
-def _compared(
-    chosen: Sequence[Candidate],
-    priced: PricedTrace,
-    known: Mapping[str, PricedTrace],
-    forecast_document: Mapping[str, Any],
-    measurement: Measurement,
-    seed: int,
-) -> dict[str, Any]:
-    """Rows, fastest first, the noise floor, and the best switching policy against the best single drafter.
-
-    known : what else every policy is replayed on, by the key of its speedup in a row
-    """
-    trace = priced.trace
-    assert isinstance(trace, JoinedTrace)
+    priced = PricedTrace(trace, costs)
+    known = {
+        "text_known": PricedTrace(trace, outcome.costs[JOINED].cost),
+        "costs_known": PricedTrace(train, costs),
+    }
     oracle_s = oracle_seconds(priced, [OneDrafter])
+    chosen = [entry.candidate for entry in outcome.entries]
     replays = [priced.replay(candidate.policy, seed=seed, log=True) for candidate in chosen]
     rows = [
         {
-            **_row(measurement, arm, candidate, summarise(replayed, oracle_s), replayed, trace),
-            "forecast": promised["forecast"],
-            **speedups_on(known, candidate.policy, seed),
+            **_row(measurement, arm, entry.candidate, summarise(replayed, oracle_s), replayed, trace),
+            "forecast": entry.forecast["forecast"],
+            **speedups_on(known, entry.candidate.policy, seed),
         }
-        for arm, (candidate, replayed, promised) in enumerate(
-            zip(chosen, replays, forecast_document["rows"], strict=True), start=1
-        )
+        for arm, (entry, replayed) in enumerate(zip(outcome.entries, replays, strict=True), start=1)
     ]
     baseline_s, *arms_s, _ = measurement.seconds
     forecasts = [

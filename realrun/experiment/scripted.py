@@ -22,9 +22,10 @@ from realrun.decode.draft import Draft, Drafter, KeepDrafting
 from realrun.decode.rounds import Decoded, Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.experiment.document import choice_of, forecasts_of, row_document
+from realrun.experiment.pipeline import candidates
 from realrun.experiment.settings import Candidate
 from realrun.experiment.timing import Timings, check_repeats, wall_clock
-from realrun.experiment.validate import Row, candidates, rounds_identical
+from realrun.experiment.validate import Row, rounds_identical
 from realrun.lm.cached import CachedLM
 from realrun.measure.profile import ProfileSlices, contexts_between
 from realrun.measure.rounds import ScriptedVerifier

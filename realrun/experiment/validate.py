@@ -12,38 +12,24 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal
 
 import torch
 
 from realrun.decode.decoder import Decoder, Decoding
 from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler, gumbel_noise
-from realrun.experiment.forecast import ForecastCosts, speedups_on
-from realrun.experiment.measuring import Costs, MeasuredCosts, Measurement, measure_in_turns
-from realrun.experiment.settings import Candidate, ExperimentSettings, ValidationSettings
-from realrun.experiment.timing import Arm, make_arm
-from realrun.kept_files import read_own
+from realrun.experiment.forecast import speedups_on
+from realrun.experiment.measuring import Measurement
+from realrun.experiment.pipeline import Outcome
+from realrun.experiment.settings import Candidate
 from realrun.lm.cached import CachedLM
-from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.acceptance import formulas as metrics
-from specsim.cost.model import CostModel
-from specsim.cost.profile import profile_from_json
 from specsim.io.arrays import Floats
-from specsim.io.errors import InputError
-from specsim.io.files import write_json
-from specsim.io.progress import Progress
-from specsim.learn.fit import needs_fitting
-from specsim.learn.settings import SearchSettings
-from specsim.learn.variants import applicable_variants, fit_variant, label
-from specsim.policy.base import Policy, Variant, build_policy
+from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy, Step
-from specsim.policy.chain.fixed_k import FixedK
-from specsim.policy.registry import POLICIES
 from specsim.policy.switch.base import SwitchPolicy
-from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.intervals import Estimate, beyond_floor, paired_difference, ratio_interval
 from specsim.replaying.prediction import Prediction, oracle_seconds, summarise
 from specsim.replaying.priced import PricedTrace
@@ -51,22 +37,12 @@ from specsim.replaying.replay import Replay
 from specsim.replaying.rounds import RoundLog
 from specsim.trace.trace import Trace
 
-TUNED, DECODED = "tuned.json", "decoded"  # in the folder of a validation that is not whole
 # Gap up to which two logits count as tied: the rounding of some tens of layers, each of a step or so.
 NEAR_TIE_ULPS = 16.0
 LOGARITHMIC = ("prob", "confidence", "top10_confidence")  # signals that are probabilities
 
 What = Literal["draft", "text", "policy"]
 Cause = Literal["near tie", "defect", "not examined"]
-
-
-class TunedFile(TypedDict):
-    """A policy's settings and where they come from, or the reason why it cannot be validated."""
-
-    params: NotRequired[dict[str, Any]]
-    role: NotRequired[str]
-    train_speedup: NotRequired[float]
-    reason: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -125,136 +101,31 @@ class Validation:
         return difference.significant and beyond_floor(self.measurement.noise_floor_percent, *speedups)
 
 
-def candidates(
-    train: Trace,
-    cost: CostModel,
-    search: SearchSettings,
-    *,
-    kinds: Sequence[type[Policy]] | None = None,
-    progress: Progress | None = None,
-    kept: Path | None = None,
-) -> tuple[list[Candidate], list[tuple[str, str]]]:
-    """Tune every policy that the trace can serve, in all its variants, on `train`.
-
-    Returns the distinct policies, and (policy, reason) of those that trace or costs cannot serve.
-
-    kept : file of tuned policies, written after each; policies in it are not tuned again
-    """
-    chosen: list[Candidate] = []
-    priced = PricedTrace(train, cost)
-    served, skipped = applicable_variants(train, POLICIES.values() if kinds is None else kinds, cost)
-    tuned: dict[str, Any] = {}
-    if kept is not None and kept.is_file():
-        tuned = read_own(kept, dict[str, TunedFile], again="delete it to tune again")
-    for done, (kind, variant) in enumerate(served):
-        name = label(kind, variant)
-        if name not in tuned:
-            tuned[name] = _tuned(kind, variant, priced, search)
-            if kept is not None:
-                write_json(tuned, kept)
-        if reason := tuned[name].get("reason"):
-            skipped.append((name, reason))
-        else:
-            policy = build_policy(kind, tuned[name]["params"])
-            if all(policy != candidate.policy for candidate in chosen):
-                chosen.append(Candidate(policy, tuned[name]["role"], tuned[name].get("train_speedup"), name))
-        if progress:
-            progress("tune", done + 1, len(served))
-    if not chosen:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped)
-        raise InputError(f"none of the policies can be validated here ({reasons}); choose others")
-    return chosen, skipped
-
-
-def _tuned(kind: type[Policy], variant: Variant, priced: PricedTrace, search: SearchSettings) -> dict[str, Any]:
-    """Tune a policy: its settings and where they come from, or the reason why it cannot be validated."""
-    try:
-        policy = fit_variant(kind, variant, priced, search)
-        check_replayable(priced.trace, policy)
-        check_covered(priced.trace, policy, priced.table(policy))
-        forecast = priced.replay(policy, seed=search.seed).speedup
-    except InputError as error:  # such as a tree larger than those profiled
-        return {"reason": str(error)}
-    by_default = "fixed_k" if kind is FixedK else "fitted" if needs_fitting(kind) else "default"
-    return {"params": policy.settings, "role": "tuned" if variant.tuned else by_default, "train_speedup": forecast}
-
-
-def measure(
-    pair: Pair,
-    train: Trace,
-    holdout: Trace,
-    prompts: Sequence[Prompt],
-    chosen: Sequence[Candidate],
-    costs: ForecastCosts,
-    forecasts: Mapping[str, Any],
-    settings: ValidationSettings,
-    progress: Progress = lambda what, done, total: None,
-    folder: Path | None = None,
-) -> Validation:
-    """Decode the held-out prompts for real, and compare the forecasts with what that measures.
-
-    Every prompt is decoded at once by the baseline, by a repeated baseline that shows what differs by chance (the A/A
-    test), and by every policy, in turns of a few rounds; probes of what no arm does often take turns too. Every round
-    is taken at the median of its repeats.
-
-    train, holdout : traces of the tuning and of the held-out prompts
-    prompts : the held-out prompts
-    costs, forecasts : costs from before, and the document of the forecasts made under them
-    folder : where decoded sequences are kept, and read if they exist; None keeps nothing
-    """
-    measured = MeasuredCosts(
-        pair,
-        holdout,
-        tree_tokens=costs.cost.max_tree_tokens if settings.record.tree_nodes else 0,
-        sampler=settings.record.sampler,
-        seed=settings.seed,
-        texts=settings.repeats * len(prompts),
-        beside=train,
-    )
-    arms = arms_of(pair, chosen, settings)
-    measurement = measure_in_turns(
-        arms,
-        {"pair": Costs(measured, range(len(arms)))},
-        prompts,
-        holdout,
-        folder and folder / DECODED,
-        repeats=settings.repeats,
-        seed=settings.seed,
-        progress=lambda done, total: progress("decode", done, total),
-    )
-    document = measured.document(measurement.runs(range(len(arms))), settings.repeats)
-    just_measured = profile_from_json(document, "just measured")
+def validation_of(outcome: Outcome, seed: int) -> Validation:
+    """Compare the forecasts of an experiment with a single pair with what it measured."""
+    (name,), measurement = outcome.contenders, outcome.measurement
+    assert measurement is not None
+    train, holdout, costs = outcome.trains[name], outcome.holdouts[name], outcome.costs[name]
+    just_measured = outcome.run_cost(name)
     priced = PricedTrace(holdout, just_measured)
     partly_known = {"text_known": PricedTrace(holdout, costs.cost), "costs_known": PricedTrace(train, just_measured)}
     if costs.unprobed is not None:
         partly_known["text_known_without_probe"] = PricedTrace(holdout, costs.unprobed)
-    oracle_s = oracle_seconds(priced, [type(candidate.policy) for candidate in chosen])
+    oracle_s = oracle_seconds(priced, [type(entry.candidate.policy) for entry in outcome.entries])
     rows = [
         replace(
-            _row(measurement, arm, candidate, priced, oracle_s, settings.seed),
+            _row(measurement, arm, entry.candidate, priced, oracle_s, seed),
             forecasts={
                 **dict.fromkeys(("forecast_without_probe", "text_known_without_probe")),
-                **{key: value for key, value in forecast.items() if key.startswith("forecast")},
-                **speedups_on(partly_known, candidate.policy, settings.seed),
+                **{key: value for key, value in entry.forecast.items() if key.startswith("forecast")},
+                **speedups_on(partly_known, entry.candidate.policy, seed),
             },
         )
-        for arm, (candidate, forecast) in enumerate(zip(chosen, forecasts["rows"], strict=True), start=1)
+        for arm, entry in enumerate(outcome.entries, start=1)
     ]
-    return Validation(
-        rows=rows,
-        forecast=forecasts,
-        holdout=holdout,
-        profile=document,
-        measurement=measurement,
-        environment=pair.environment,
-        seed=settings.seed,
-    )
-
-
-def arms_of(pair: Pair, chosen: Sequence[Candidate], settings: ExperimentSettings) -> list[Arm]:
-    """Make the arms of a measurement: the baseline, these policies, and the baseline once more."""
-    policies: list[Policy | None] = [None, *(candidate.policy for candidate in chosen), None]
-    return [make_arm(str(policy), policy, pair, settings.record.sampler) for policy in policies]
+    (profile,) = outcome.profiles[name]
+    environment = outcome.contenders[name].pair.environment
+    return Validation(rows, outcome.forecast, holdout, profile, measurement, environment, seed)
 
 
 def _row(

@@ -13,28 +13,24 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
-from realrun.experiment.budget import Plan
 from realrun.experiment.document import errors_of
-from realrun.experiment.forecast import (
-    FORECAST,
-    PROFILE_SHARE,
-    ForecastCosts,
-    contexts_of,
-    decoding_step_s,
-    forecast,
-    limit_s,
-    probed,
-    sealed_forecast,
+from realrun.experiment.forecast import FORECAST, PROFILE_SHARE, ForecastCosts, contexts_of, limit_s
+from realrun.experiment.pipeline import (
+    DECODED,
+    OTHER,
+    TUNED,
+    Contender,
+    Entry,
+    Experiment,
+    candidates,
+    conditions_of,
 )
-from realrun.experiment.measuring import Costs, MeasuredCosts, measure_in_turns
-from realrun.experiment.run import OTHER, PLAN, conditions_of
 from realrun.experiment.settings import Candidate, ExperimentSettings
-from realrun.experiment.timing import check_repeats, make_arm
-from realrun.experiment.validate import DECODED, TUNED, candidates
+from realrun.experiment.timing import check_repeats
 from realrun.kept_files import claim, read_own
 from realrun.leaderboard.rows import (
     ADAPTIVE,
@@ -45,29 +41,25 @@ from realrun.leaderboard.rows import (
     TREE,
     Board,
     CostSettings,
-    Entry,
     SlicedCosts,
     about,
     measured_facts,
     median_error,
-    models,
     role_of,
     rows,
 )
 from realrun.lm.variants import expansion_of
-from realrun.measure.record import RecordSettings, has_recorded
-from realrun.measure.reuse import check_job, recorded_trace
-from realrun.measure.sweeps import Prober
+from realrun.measure.record import RecordSettings
+from realrun.measure.reuse import check_job
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
-from specsim.cost.profile import ProfileCost
+from specsim.cost.model import CostModel
 from specsim.io.arrays import Ints
 from specsim.io.errors import InputError
 from specsim.io.files import remove_folder, write_json, write_text
 from specsim.io.progress import Progress
 from specsim.learn.evaluate import truncated_reason
 from specsim.learn.settings import SearchSettings
-from specsim.replaying.intervals import NO_SPECULATION
 from specsim.replaying.prediction import summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
@@ -81,7 +73,6 @@ class Identity(TypedDict):
     drafters: dict[str, Any]
 
 
-NULL = "null arm"  # the plain target a second time
 RESERVED = (PLAIN, DECODED)  # names of folders that no drafter can have
 
 
@@ -140,71 +131,20 @@ def run_leaderboard(
             "the leaderboard compares real runs with replays round by round, but under rejection sampling every run "
             "draws its own text; choose --mode greedy-draft"
         )
-    begun_s = time.monotonic()
     check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
+    contenders = {
+        name: Contender(pair, {out / name / "trace": pair}, within(pair, settings.record))
+        for name, pair in pairs.items()
+    }
     _claim(out, _identity(pairs, prompts, settings), list(pairs), overwrite=overwrite)
-    recorded_before = next((out / name / "trace" for name in pairs if (out / name / "trace").exists()), None)
-    given = prompts
-    plan = Plan(out / PLAN, settings, lambda: decoding_step_s(probed(plain, given, settings, None, progress)))
-    prompts = plan.to_record(prompts, recorded_before)
-    tuning, held = check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
-    sealed = not any(has_recorded(out / name / "trace", held.tolist()) for name in pairs)
-    chosen, skipped = dict[str, list[Candidate]](), list[dict[str, str]]()
-
-    def record_ahead(sequences: Ints) -> None:
-        nonlocal pairs
-        failed = {} if ahead is None else ahead.record(prompts, sequences)
-        skipped.extend({"drafter": name, "policy": "all", "reason": reason} for name, reason in failed.items())
-        pairs = {name: pair for name, pair in pairs.items() if name not in failed}
-        if not pairs:
-            raise InputError(f"no drafter could be recorded ({'; '.join(failed.values())}); give others")
-
-    def recorded(sequences: Ints | None = None) -> dict[str, Trace]:
-        what = "record" if sequences is None else "record tuning prompts"
-        return {
-            name: recorded_trace(
-                pair,
-                prompts,
-                within(pair, settings.record),
-                out / name / "trace",
-                lambda done, total, name=name: progress(f"{name}: {what}", done, total),  # type: ignore[misc]
-                sequences=sequences,
-            )
-            for name, pair in pairs.items()
-        }
-
-    record_ahead(tuning)
-    trains = recorded(tuning)
-    sliced = _sliced_costs(pairs, plain, prompts, settings, out)
-    most_s = limit_s(math.inf, PROFILE_SHARE, settings.minutes)
-    profiles = sliced.measure(lambda done, total: progress("costs", done, total), most_s)
-    costs = models(profiles)
-    if ahead is not None:
-        ahead.tune(prompts, tuning, settings)
-    for name, train in trains.items():
-        tuned, left_out = tune(name, train, costs[name], settings, out, progress)
-        paper = pairs[name].drafter.paper_policy
-        chosen[name] = best_of_roles(tuned, paper, settings.also.get(name, ()), settings.rows)
-        skipped += [{"drafter": name, "policy": policy, "reason": reason} for policy, reason in left_out]
-    everyone, texts = [*chain.from_iterable(chosen.values())], [prompts[number] for number in held]
-    _, decoded = plan.to_decode(everyone, texts, time.monotonic() - begun_s, least_policies=len(everyone))
-    held = held[decoded]
-    forecasts = _forecast(chosen, trains, profiles, len(held), settings, sealed=sealed)
-    forecasts = sealed_forecast(out, forecasts)
-    speedups = iter(forecasts["rows"])
-    entries = [
-        Entry(name, candidate.role, candidate.variant, candidate.policy, next(speedups)["forecast"])
-        for name, candidates_ in chosen.items()
-        for candidate in candidates_
-    ]
-    record_ahead(held)
-    entries = [entry for entry in entries if entry.drafter in pairs]
-    holdouts = {name: trace.select(held) for name, trace in recorded().items()}
-    trains, costs = {name: trains[name] for name in pairs}, {name: costs[name] for name in pairs}
-    profiles = {name: profiles[name] for name in pairs}
-    board = Board(pairs, plain, entries, trains, holdouts, costs, profiles, None, settings.seed)
-    if settings.repeats:
-        board = measured(board, [prompts[number] for number in held], settings, out, progress, sliced.probers)
+    experiment = _Ranking(contenders, plain, prompts, settings, out, progress, overwrite=False)
+    experiment.ahead = ahead
+    outcome = experiment.run()
+    profiles = {name: profile for name, (profile,) in outcome.profiles.items()} or experiment.tuning_profiles
+    for name, profile in profiles.items():
+        if outcome.measurement is not None:
+            write_json(profile, out / name / "profile.json")
+    board = Board(outcome, plain, profiles, settings.seed)
     table = rows(board)
     document = {
         "kind": "specsim-drafter-leaderboard",
@@ -212,14 +152,14 @@ def run_leaderboard(
         **about(board),
         **measured_facts(board),
         "block_expansion": expansion_of(plain.target),
-        "prompts": prompt_facts(prompts, settings.record.prompts_source),
-        "sequences": {"tuning": len(tuning), "holdout": len(board.looping)},
+        "prompts": prompt_facts(experiment.prompts, settings.record.prompts_source),
+        "sequences": {"tuning": outcome.tuning_prompts, "holdout": len(board.looping)},
         "looping_prompts": int(board.looping.sum()),
         "rows": table,
-        "skipped": skipped,
+        "skipped": [{"drafter": name, "policy": policy, "reason": reason} for name, policy, reason in outcome.skipped],
         "median_abs_error_percent": median_error(table),
         "errors": errors_of([{**row, "predicted": row["speedup"]} for row in table]) if settings.repeats else {},
-        "forecast": {key: value for key, value in forecasts.items() if key != "rows"},
+        "forecast": {key: value for key, value in outcome.forecast.items() if key != "rows"},
         "options": settings.options,
     }
     write_json(document, out / "leaderboard.json")
@@ -230,98 +170,59 @@ def run_leaderboard(
     return document
 
 
-def _forecast(
-    chosen: Mapping[str, Sequence[Candidate]],
-    trains: Mapping[str, Trace],
-    profiles: Mapping[str, Mapping[str, Any]],
-    held_out: int,
-    settings: BoardSettings,
-    *,
-    sealed: bool,
-) -> dict[str, Any]:
-    """Forecast the policies of all drafters; the rows of forecast.json name the drafter ahead of the policy."""
-    made: dict[str, Any] = {}
-    for name, policies in chosen.items():
-        costs = ForecastCosts.profiled(profiles[name], settings.seed)
-        own = forecast(policies, trains[name], costs, held_out=held_out, sealed=sealed, seed=settings.seed)
-        own["rows"] = [
-            {**row, "drafter": name, "label": f"{name}, {candidate.variant}"}
-            for row, candidate in zip(own["rows"], policies, strict=True)
-        ]
-        made = {**own, "rows": [*made.get("rows", []), *own["rows"]]}
-    best = max(made["rows"], key=lambda row: float(row["forecast"]["estimate"]))
-    deploy = best["label"] if best["forecast"]["estimate"] > 1 else NO_SPECULATION
-    return {**made, "drafter": [*chosen], "deploy": deploy}
+class _Ranking(Experiment):
+    """An experiment with several drafters, whose costs are measured in turns, in the folder of its result."""
 
+    settings: BoardSettings
+    ahead: Ahead | None = None
 
-def _sliced_costs(
-    pairs: Mapping[str, Pair], plain: Pair, prompts: Sequence[Prompt], settings: BoardSettings, out: Path
-) -> SlicedCosts:
-    """Make every drafter's costs, to measure before any of them decodes, at the contexts that prompts may meet."""
-    contexts = contexts_of(prompts, settings.record.max_new_tokens)
-    record, seed, how = settings.record, settings.seed, settings.costs
-    return SlicedCosts(pairs, plain, out, contexts=contexts, record=record, seed=seed, how=how)
+    def claim(self) -> None:
+        pass  # `_claim` compares all prompts, of which the minutes choose some
 
+    @property
+    def pairs(self) -> dict[str, Pair]:
+        return {name: contender.pair for name, contender in self.contenders.items()}
 
-def measured(
-    board: Board,
-    prompts: Sequence[Prompt],
-    settings: BoardSettings,
-    out: Path,
-    progress: Progress,
-    probers: Mapping[int, Prober] | None = None,
-) -> Board:
-    """Decode the held-out prompts with every entry and two baselines; the board with that and the rounds' costs.
+    def record(self, sequences: Ints, what: str, *, whole: bool = False) -> dict[str, Trace]:
+        failed = {} if self.ahead is None else self.ahead.record(self.prompts, sequences)
+        self.skipped += [(name, "all", reason) for name, reason in failed.items()]
+        for name in failed:
+            self.contenders.pop(name, None)
+        if not self.contenders:
+            raise InputError(f"no drafter could be recorded ({'; '.join(failed.values())}); give others")
+        return super().record(sequences, what, whole=whole)
 
-    probers : those that the costs were measured on, by their pair's id; by default others
-    """
-    contenders = [
-        (PLAIN, PLAIN, None),
-        *((entry.key, entry.drafter, entry.policy) for entry in board.entries),
-        (NULL, PLAIN, None),
-    ]
-    pairs = {PLAIN: board.plain, **board.pairs}
-    sampler, trees = settings.record.sampler, settings.record.tree is not None
-    how = settings.costs or CostSettings()
-    costs = {
-        name: Costs(
-            MeasuredCosts(
-                pair,
-                board.holdouts[name],
-                tree_tokens=how.tree_tokens if pair.trees and trees else 0,
-                sampler=sampler,
-                seed=settings.seed,
-                texts=math.ceil(settings.repeats * len(prompts) / len(board.pairs)),
-                own_baseline=False,
-                beside=board.trains[name],
-                prober=(probers or {}).get(id(pair)),
-                enough=how.enough,
-            ),
-            [arm for arm, (_, drafter, _) in enumerate(contenders) if drafter == name],
-        )
-        for name, pair in board.pairs.items()
-    }
-    measurement = measure_in_turns(
-        [make_arm(label, policy, pairs[drafter], sampler) for label, drafter, policy in contenders],
-        costs,
-        prompts,
-        next(iter(board.holdouts.values())),
-        out / DECODED,
-        repeats=settings.repeats,
-        seed=settings.seed,
-        progress=lambda done, total: progress("decode", done, total),
-        limit_s=settings.decode_until - time.monotonic(),
-    )
-    done = measurement.sequences
-    holdouts = {name: trace.select(done) for name, trace in board.holdouts.items()}
-    baselines = [0, len(contenders) - 1]
-    profiles = {
-        name: cost.measured.document(measurement.runs([*baselines, *cost.arms]), settings.repeats)
-        for name, cost in costs.items()
-    }
-    for name, profile in profiles.items():
-        write_json(profile, out / name / "profile.json")
-    return dataclasses.replace(board, measurement=measurement, profiles=profiles, holdouts=holdouts)
+    @cached_property
+    def sliced(self) -> SlicedCosts:
+        """Make every drafter's costs, at the contexts that prompts may meet."""
+        settings = self.settings
+        contexts = contexts_of(self.prompts, settings.record.max_new_tokens)
+        record, seed, how = settings.record, settings.seed, settings.costs
+        return SlicedCosts(self.pairs, self.plain, self.folder, contexts=contexts, record=record, seed=seed, how=how)
+
+    def costs(self) -> Mapping[str, ForecastCosts]:
+        most_s = limit_s(math.inf, PROFILE_SHARE, self.settings.minutes)
+        self.tuning_profiles = self.sliced.measure(lambda done, total: self.progress("costs", done, total), most_s)
+        if self.ahead is not None:
+            self.ahead.tune(self.prompts, self.split[0], self.settings)
+        seed = self.settings.seed
+        return {name: ForecastCosts.profiled(profile, seed) for name, profile in self.tuning_profiles.items()}
+
+    def tune(self, name: str, train: Trace, cost: CostModel) -> list[Candidate]:
+        tuned, left_out = tune(name, train, cost, self.settings, self.folder, self.progress)
+        self.skipped += [(name, policy, reason) for policy, reason in left_out]
+        paper = self.contenders[name].pair.drafter.paper_policy
+        return best_of_roles(tuned, paper, self.settings.also.get(name, ()), self.settings.rows)
+
+    def arm_name(self, entry: Entry) -> str:
+        return f"{entry.name}: {entry.candidate.role}"
+
+    def limit_s(self) -> float:
+        return self.settings.decode_until - time.monotonic()
+
+    def probing(self, pair: Pair) -> dict[str, Any]:
+        how = self.settings.costs or CostSettings()
+        return {"prober": (self.sliced.probers or {}).get(id(pair)), "enough": how.enough}
 
 
 def within(pair: Pair, settings: RecordSettings) -> RecordSettings:
@@ -361,7 +262,7 @@ def _claim(out: Path, identity: dict[str, Any], names: Sequence[str], *, overwri
 def tune(
     name: str,
     train: Trace,
-    cost: ProfileCost,
+    cost: CostModel,
     settings: BoardSettings,
     out: Path,
     progress: Progress,

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from realrun.experiment.document import Forecast, choice_of, rate_of
 from realrun.experiment.forecast import speedups_on
-from realrun.experiment.measuring import Measurement
+from realrun.experiment.pipeline import Entry, Outcome
 from realrun.experiment.validate import compared
 from realrun.kept_files import read_own
 from realrun.measure.profile import TREE_TOKENS, profile_slice
@@ -33,7 +33,6 @@ from realrun.measure.sweeps import Prober
 from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import Pair
 from specsim.acceptance.formulas import distinct_trigrams
-from specsim.cost.model import CostModel
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
@@ -193,35 +192,6 @@ def models(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, ProfileCost]
     return {name: profile_from_json(document, f"of {name}") for name, document in documents.items()}
 
 
-@dataclass(frozen=True)
-class Entry:
-    """The best policy of a role with a drafter, as tuned; forecast : its speedup, with low and high.
-
-    Roles are the best fixed K, adaptive chain and tree, and the policy that the drafter's paper drafts with.
-    """
-
-    drafter: str
-    role: str
-    label: str
-    policy: Policy
-    forecast: Mapping[str, float]
-
-    @property
-    def train_speedup(self) -> float:
-        """The forecast without its interval."""
-        return self.forecast["estimate"]
-
-    @property
-    def key(self) -> str:
-        """Its name among all entries."""
-        return f"{self.drafter}: {self.role}"
-
-    @property
-    def title(self) -> str:
-        """Its name on the board."""
-        return f"{self.drafter}, {self.label}"
-
-
 def role_of(kind: type[Policy]) -> str:
     """Name the group in which policies of this kind are compared."""
     if issubclass(kind, TreePolicy):
@@ -235,23 +205,26 @@ class Board:
 
     Parameters
     ----------
-    pairs : by the drafter's name
+    outcome : of the experiment
     plain : the target with a drafter that leaves its pass alone
-    trains, holdouts : traces of the tuning and the held-out prompts, by drafter
-    tuning_costs, profiles : costs of the forecast, and the profile of the run, by drafter
-    measurement : of the baseline, the entries in their order, and the baseline again; None if nothing was decoded
+    profiles : of the run by drafter, or of the forecast if nothing was decoded
     seed : of the policies' uniforms
     """
 
-    pairs: Mapping[str, Pair]
+    outcome: Outcome
     plain: Pair
-    entries: Sequence[Entry]
-    trains: Mapping[str, Trace]
-    holdouts: Mapping[str, Trace]
-    tuning_costs: Mapping[str, CostModel]
     profiles: Mapping[str, Mapping[str, Any]]
-    measurement: Measurement | None
     seed: int
+
+    @property
+    def pairs(self) -> dict[str, Pair]:
+        """Return the pairs by the drafter's name."""
+        return {name: contender.pair for name, contender in self.outcome.contenders.items()}
+
+    @property
+    def holdouts(self) -> Mapping[str, Trace]:
+        """Return the traces of the held-out prompts by the drafter's name."""
+        return self.outcome.holdouts
 
     @cached_property
     def priced(self) -> dict[str, PricedTrace]:
@@ -264,8 +237,8 @@ class Board:
         """Held-out texts at the costs of the forecast and tuning texts at those of the run, by the drafter's name."""
         return {
             name: {
-                "text_known": PricedTrace(self.holdouts[name], self.tuning_costs[name]),
-                "costs_known": PricedTrace(self.trains[name], priced.cost),
+                "text_known": PricedTrace(self.holdouts[name], self.outcome.costs[name].cost),
+                "costs_known": PricedTrace(self.outcome.trains[name], priced.cost),
             }
             for name, priced in self.priced.items()
         }
@@ -288,12 +261,12 @@ def rows(board: Board) -> list[dict[str, Any]]:
     A drafter's seconds on a prompt are taken for as much text as the baseline's: a tuned target may write more or less
     than the plain target, and in low precision another pass of the same target may, too.
     """
-    entries, measurement = board.entries, board.measurement
-    replays = [board.priced[entry.drafter].replay(entry.policy, seed=board.seed, log=True) for entry in entries]
+    entries, measurement = board.outcome.entries, board.outcome.measurement
+    replays = [board.priced[entry.name].replay(entry.candidate.policy, seed=board.seed, log=True) for entry in entries]
     baseline_s = next(
         replayed.autoregressive_s
         for entry, replayed in zip(entries, replays, strict=True)
-        if entry.drafter == board.drafter_of_plain
+        if entry.name == board.drafter_of_plain
     )
     seconds = [replayed.speculative_s * baseline_s / replayed.autoregressive_s for replayed in replays]
     ranked_by, against = seconds, baseline_s
@@ -308,10 +281,10 @@ def rows(board: Board) -> list[dict[str, Any]]:
         comparison: dict[str, Any] = dict.fromkeys(MEASURED)
         if measurement is not None:
             predicted = float(baseline_s.sum() / seconds[number].sum())
-            holdout, measured = board.holdouts[entry.drafter], ranking.speedups[number]
+            holdout, measured = board.holdouts[entry.name], ranking.speedups[number]
             comparison = compared(measurement, 1 + number, measured, predicted, replayed, holdout)
             comparison["measured_sequence_seconds"] = ranked_by[number].tolist()
-            comparison |= speedups_on(board.known[entry.drafter], entry.policy, board.seed)
+            comparison |= speedups_on(board.known[entry.name], entry.candidate.policy, board.seed)
         table.append(
             {
                 **_settings(entry, board),
@@ -329,19 +302,19 @@ def rows(board: Board) -> list[dict[str, Any]]:
 
 def _settings(entry: Entry, board: Board) -> dict[str, Any]:
     """A row's policy and drafter, and the forecast."""
-    best = max(other.train_speedup for other in board.entries if other.drafter == entry.drafter)
+    best = max(other.speedup for other in board.outcome.entries if other.name == entry.name)
     return {
         "label": entry.title,
-        "drafter": entry.drafter,
-        "role": entry.role,
-        "policy": entry.policy.name,
-        "form": entry.label,
-        "settings": str(entry.policy).removeprefix(entry.policy.name)[1:-1],
-        "params": entry.policy.settings,
-        "own_target": has_own_target(board.pairs[entry.drafter], board.plain),
-        "best_of_drafter": entry.train_speedup == best,
-        "train_speedup": entry.train_speedup,
-        "forecast": dict(entry.forecast),
+        "drafter": entry.name,
+        "role": entry.candidate.role,
+        "policy": entry.candidate.policy.name,
+        "form": entry.candidate.variant,
+        "settings": str(entry.candidate.policy).removeprefix(entry.candidate.policy.name)[1:-1],
+        "params": entry.candidate.policy.settings,
+        "own_target": has_own_target(board.pairs[entry.name], board.plain),
+        "best_of_drafter": entry.speedup == best,
+        "train_speedup": entry.speedup,
+        "forecast": dict(entry.forecast["forecast"]),
     }
 
 
@@ -364,13 +337,14 @@ def _over(chosen: npt.NDArray[np.bool_], baseline_s: Floats, own_s: Floats) -> d
 
 def measured_facts(board: Board) -> dict[str, Any]:
     """Summarise the baselines' runs and the forecast's choice; None everywhere if nothing was measured."""
-    measurement = board.measurement
+    measurement = board.outcome.measurement
     if measurement is None:
         keys = ("load", "null_arm", "noise_floor_percent", "baseline", "baseline_sequence_seconds", "choice")
         return dict.fromkeys(keys)
     baseline_s, *entries_s, _ = measurement.seconds
     forecasts = [
-        Forecast(entry.title, entry.train_speedup, own_s) for entry, own_s in zip(board.entries, entries_s, strict=True)
+        Forecast(entry.title, entry.speedup, own_s)
+        for entry, own_s in zip(board.outcome.entries, entries_s, strict=True)
     ]
     floor = measurement.noise_floor_percent
     return {

@@ -12,10 +12,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -221,16 +222,45 @@ def print_notes(notes: Iterable[str], label: str = "note") -> None:
         print(f"{label}: {note}")
 
 
+class _Remarks(logging.Handler):
+    """Passes on the text of what is logged."""
+
+    def __init__(self, say: Callable[[str], None]):
+        super().__init__()
+        self.say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.say(printable(record.getMessage()))
+
+
+@contextmanager
+def _remarks(say: Callable[[str], None]) -> Iterator[None]:
+    """Show what `realrun` tells on the way, such as first results, a line each."""
+    logger, handler = logging.getLogger("realrun"), _Remarks(say)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
     """Show bars on standard error, a line every half a minute where it is not a terminal, or JSON objects if asked."""
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
     as_json = _progress_form.get() is ProgressForm.JSON
     if as_json:
         logging.getLogger("specsim").setLevel(logging.ERROR)  # or remarks would stand among the objects
-        yield ProgressReports(lambda line: print(line, file=sys.stderr, flush=True))
+        yield ProgressReports(say)
         return
     if not sys.stderr.isatty():
-        with ProgressLines(lambda line: print(line, file=sys.stderr, flush=True)) as lines:
+        with ProgressLines(say) as lines, _remarks(say):
             yield lines
         return
     from rich.console import Console
@@ -240,7 +270,7 @@ def progress_bar() -> Iterator[Progress]:
     console = Console(file=unescaped(sys.stderr))
     bar = BarColumn(max(4, min(BAR_WIDTH, console.width - BESIDE_BAR)))
     columns = TextColumn("{task.description}", markup=False), bar, TaskProgressColumn(), TimeRemainingColumn()
-    with Bars(*columns, console=console, transient=True) as bars:
+    with Bars(*columns, console=console, transient=True) as bars, _remarks(partial(console.print, markup=False)):
         tasks: dict[str, Any] = {}
 
         def report(what: str, done: int, total: int) -> None:

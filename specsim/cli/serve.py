@@ -311,7 +311,7 @@ def frontier(source: BatchCostSettings, options: FrontierOptions) -> Answer:
     from specsim.serving.frontier import serve_frontier
 
     if options.figure is not None:
-        from specsim.report.tree_figures import check_figure
+        from specsim.report.tree_figures import check_figure, save_figure
 
         check_figure(options.figure)
     settings: dict[str, dict[str, str]] = {}
@@ -339,7 +339,7 @@ def frontier(source: BatchCostSettings, options: FrontierOptions) -> Answer:
             progress=partial(bar, "servers"),
         )
     if options.figure is not None:
-        compared.plot().savefig(options.figure)
+        save_figure(compared.plot(), options.figure)
     return Answer(compared.as_dict(), partial(_print_frontier, compared, options.figure))
 
 

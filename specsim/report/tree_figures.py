@@ -56,7 +56,7 @@ def write_search_figure(path: Path, trees: BestTrees, nodes: int) -> None:
     draw_sizes(above, trees, nodes)
     draw_tree(below, shape, node_accept_probs(trees.rates, shape))
     below.set_title(f"The sparse tree of {nodes} nodes; numbers are ranks, shades the chance of acceptance")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_sizes(axes: Axes, trees: BestTrees, nodes: int) -> None:
@@ -150,8 +150,8 @@ def dense_tokens(rates: Floats, sizes: tuple[int, ...]) -> tuple[int, float]:
     return int(np.cumprod(sizes).sum()), 1 + float(np.cumprod(within).sum())
 
 
-def _save(figure: Figure, path: Path) -> None:
-    """Write the file whole or not at all."""
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG or SVG by the name, whole or not at all."""
     kind = path.suffix[1:].lower()
     with replacing(path) as temporary:
         figure.savefig(temporary, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {})

@@ -251,7 +251,7 @@ async def _run(
         notes.append(f"stopped after {done} of {needed} prompts, at the time limit")
         if not done:
             raise InputError(
-                f"no prompt was answered by all servers in {minutes:g} minutes; give more --minutes"
+                f"no prompt was answered by all servers in {minutes} minutes; give more --minutes"
             ) from None
     except InputError as error:
         if not done:

@@ -126,6 +126,8 @@ class Arm:
     other_tokens: Count = 0
 
     def __post_init__(self) -> None:
+        if all(request.output_tokens == 1 for request in self.requests):
+            raise InputError("answers of a single token have no time per token")
         if self.drafted is None and self.accepted is None:
             return
         drafted, accepted = self.drafted or [], self.accepted or []
@@ -193,7 +195,7 @@ class Arm:
         """Decoding steps: rounds with a draft, and those that the counts show to have had none."""
         rounds = self.drafted[0] if self.drafted else self._sum("rounds")
         accepted = sum(self.accepted) if self.accepted else self._sum("accepted")
-        return max(float(rounds), float(self.columns[1].sum()) - accepted)
+        return max(float(rounds), float(self.columns[1].sum()) - accepted, 1.0)
 
     @property
     def tokens_per_round(self) -> float:

@@ -14,7 +14,6 @@ from specsim.cost.model import MIN_SECONDS
 from specsim.io.arrays import Floats, Seconds
 
 DRAWS = 400
-LEAST_STEP_S = 1e-9
 LEAST_ERROR = 0.01  # relative; times of a server repeat no better
 # Scales of the parts before anything is measured, in baseline decode steps: a further verified token of any sequence,
 # a draft step, a further sequence in it, and what a round takes besides. They decide only what the steps leave open.
@@ -54,11 +53,11 @@ class RoundCosts:
         return np.multiply.outer(self.draft_s + concurrency * self.draft_token_s, np.asarray(draft_tokens, np.float64))
 
     def step(self, concurrency: float, draft_tokens: npt.ArrayLike) -> Seconds:
-        """Seconds of a decoding step, [R, ...]."""
+        """Seconds of a decoding step, [R, ...]; never 0, as a fit to contradictory steps may be."""
         speculates = np.asarray(draft_tokens) > 0
         host = np.multiply.outer(self.round_s, speculates)
-        whole = self.verify(concurrency, draft_tokens) + self.draft(concurrency, draft_tokens) + host
-        return np.maximum(whole, LEAST_STEP_S)  # a draw may have no part at all
+        seconds = self.verify(concurrency, draft_tokens) + self.draft(concurrency, draft_tokens) + host
+        return np.maximum(seconds, MIN_SECONDS)
 
     def document(
         self, source: str, date: str, concurrency: tuple[int, int], lengths: tuple[int, int]

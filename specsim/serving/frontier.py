@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 USERS = (1, 4, 16, 64, 256)
-LEAST_REQUESTS, REQUESTS_PER_USER = 200, 8
+LEAST_REQUESTS, REQUESTS_PER_USER, MOST_REQUESTS = 200, 8, 10**7
 DEEPEST = 8  # of fixed draft lengths
 FITTED = "budget, fitted to these requests"
 
@@ -221,8 +222,11 @@ def serve_frontier(
     priced = batch_cost(model, padding)
     loads = tuple([users] if isinstance(users, int) else users)
     bounds_s = tuple(ms / 1e3 for ms in ([tpot_ms] if isinstance(tpot_ms, int | float) else tpot_ms))
-    if not loads or min(loads) < 1 or any(bound <= 0 for bound in bounds_s):
+    if not loads or min(loads) < 1 or not all(0 < bound < math.inf for bound in bounds_s):
         raise InputError(f"users={list(loads)}, tpot_ms={tpot_ms}; give at least 1 user, and limits above 0")
+    most = max(requests or 0, REQUESTS_PER_USER * max(loads))
+    if most > MOST_REQUESTS:
+        raise InputError(f"{most:,} requests of a load are more than {MOST_REQUESTS:,}; give fewer users or requests")
     longest = max_draft_tokens or min(DEEPEST, whole.depth)
     named = [rules] if isinstance(rules, str | Mapping | type) or not isinstance(rules, Iterable) else [*rules]
     given = dict(settings or {})

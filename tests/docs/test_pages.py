@@ -10,13 +10,19 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
+from typer.testing import CliRunner
 
+import realrun.measure.probe as probe_module
+import realrun.measure.profile as profile_module
 from docs import benefit, idea, pages, tables, values
 from docs.notebook import NOTEBOOK, PAGE
+from realrun.cli.main import app
 from realrun.measure.interleaving import TURN_ROUNDS
 from studies.papers.findings import audit
 from tests.contract.test_options_named import APPS, OPTION, command_of, options
@@ -46,6 +52,37 @@ def test_a_page_prints_what_stands_in_it(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name, path in PAGES.items() if "<!-- slow -->" in path.read_text()])
 def test_a_page_with_slow_blocks_prints_what_stands_in_it(name: str, tmp_path: Path) -> None:
     check(PAGES[name], tmp_path, slow=True)
+
+
+@pytest.mark.slow
+def test_a_validation_takes_the_route_that_contributing_describes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The named functions are called in the order of the list, and so is each named class at some time."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## Follow a prompt")[2].partition("\n## ")[0]
+    route = re.findall(r"`([a-z_/]+\.py)`,\s+`(\w+)`", section)
+    called: list[tuple[str, str]] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(str(ROOT)):
+            place = (Path(code.co_filename).relative_to(ROOT).as_posix(), code.co_qualname.split(".")[0])
+            if place in route and place not in called:
+                called.append(place)
+
+    options = (
+        "--drafter prompt-lookup --num-prompts 4 --max-new-tokens 4 --max-draft-tokens 2 --policy fixed_k --trials 1"
+    )
+    monkeypatch.setattr(probe_module, "LIMIT_S", 0.0)
+    monkeypatch.setattr(profile_module, "LIMIT_S", 0.0)
+    sys.setprofile(note)
+    try:
+        CliRunner().invoke(app, ["validate", *options.split(), "--out", str(tmp_path / "out")])
+    finally:
+        sys.setprofile(None)
+    functions, steps = ([place for place in places if place[1][0].islower()] for places in (called, route))
+    assert functions == steps and {*called} == {*route}
+    assert len(re.findall(r"^\d+\. ", section, re.MULTILINE)) == 12
 
 
 @pytest.mark.parametrize("name", [path.relative_to(ROOT).as_posix() for path in WRITTEN])

@@ -103,8 +103,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "gpt-oss, yarn": lambda: hf.GptOssConfig(
         **LLAMA, **HEADS, **WINDOWS, num_local_experts=4, num_experts_per_tok=2, rope_parameters=YARN
     ),
-    "Gemma 4": lambda: hf.Gemma4TextConfig(
-        **LLAMA, **HEADS, **WINDOWS, hidden_size_per_layer_input=0, global_head_dim=16
+    "Gemma 4": lambda: hf.Gemma4TextConfig(  # which writes into the list that it is given
+        **LLAMA, **HEADS, **copy.deepcopy(WINDOWS), hidden_size_per_layer_input=0, global_head_dim=16
     ),
     "Gemma 4 E": lambda: hf.Gemma4TextConfig(**SHARED),
     "Gemma 3n": lambda: hf.Gemma3nTextConfig(**SHARED, laurel_rank=4, activation_sparsity_pattern=[0.0] * 4),

@@ -46,6 +46,7 @@ class HttpServer:
         recording = json.loads((RECORDED / f"{engine}.json").read_text())
         self.events = re.findall(r".*?\n\n", recording["stream"], re.DOTALL)
         self.asked: list[dict[str, Any]] = []
+        self.credentials: set[str | None] = set()
         self.pages: dict[str, Answer] = {path: answer(json.dumps(page)) for path, page in recording["pages"].items()}
         self.pages |= {"/v1/completions": stream(self.events), "/v1/chat/completions": stream(self.events)}
         self.pages |= answers or {}
@@ -61,9 +62,14 @@ class HttpServer:
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError), connection.makefile("rb") as file:
-            path = file.readline().decode().split(" ")[1]
+            line = file.readline().decode()
+            if not line:  # the client was killed
+                return
+            path = line.split(" ")[1]
             headers = dict(line.decode().rstrip().split(": ", 1) for line in iter(file.readline, b"\r\n"))
-            length = int({name.lower(): value for name, value in headers.items()}.get("content-length", 0))
+            headers = {name.lower(): value for name, value in headers.items()}
+            self.credentials.add(headers.get("authorization"))
+            length = int(headers.get("content-length", 0))
             if length:
                 self.asked.append(json.loads(file.read(length)))
             page = self.pages.get(path)

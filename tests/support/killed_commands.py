@@ -21,7 +21,7 @@ import pytest
 
 import realrun.experiment.forecast as forecast_costs_module
 import realrun.experiment.measuring as measuring_module
-import realrun.experiment.validate as validate_module
+import realrun.experiment.pipeline as pipeline_module
 import realrun.leaderboard.rows as costs_module
 import realrun.measure.probe as probe_module
 import specsim.report.drafters as drafters_page
@@ -86,7 +86,7 @@ def run_command(arguments: list[str], err: Path, log: Path) -> None:
     patched: list[tuple[Any, str, str, Callable[..., bool]]] = [
         (Decoder, "decode", "recorded sequence", lambda *_, **options: "sequence" in options),
         (measuring_module, "decode_sequence", "decoded sequence", lambda *_, **__: True),
-        (validate_module, "_tuned", "tuned policy", lambda *_, **__: True),
+        (pipeline_module, "_tuned", "tuned policy", lambda *_, **__: True),
         (costs_module.SlicedCosts, "_slice", "slice of costs", lambda *_, **__: True),
         (_Run, "_train_step", "training step", lambda *_, **__: True),
     ]

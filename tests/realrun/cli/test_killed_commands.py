@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from realrun.drafters.medusa import MedusaHeads
-from realrun.experiment.run import UNFINISHED
+from realrun.experiment.pipeline import UNFINISHED
 from realrun.pairs.drafter_files import describe_target, save_drafter
 from specsim.trace.files import read_trace
 from tests.support.commands import call

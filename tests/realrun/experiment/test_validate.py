@@ -18,8 +18,7 @@ import torch
 import realrun.experiment.forecast as costs_module
 import realrun.experiment.forecast as forecast_costs_module
 import realrun.experiment.measuring as measuring_module
-import realrun.experiment.run as run_module
-import realrun.experiment.validate as validate_module
+import realrun.experiment.pipeline as pipeline_module
 import realrun.leaderboard.job as board_module
 import realrun.measure.record as record_module
 import realrun.measure.reuse as reuse
@@ -28,7 +27,8 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.experiment.document import PARTS
-from realrun.experiment.run import UNFINISHED, validate
+from realrun.experiment.pipeline import UNFINISHED
+from realrun.experiment.run import validate
 from realrun.experiment.settings import ValidationSettings
 from realrun.experiment.validate import (
     Divergence,
@@ -177,9 +177,10 @@ def test_progress_of_every_part_reaches_its_end(job: Job) -> None:
 
 
 def test_the_forecast_is_written_before_a_held_out_prompt_is_decoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of the models only the recorder ran, and only on tuning prompts."""
+    """Of the models only the recorder ran, and only on tuning prompts; first numbers are told as soon as known."""
+    caplog.set_level("INFO", "realrun")
     recorded: list[int] = []
     sequence = record_module._Recording.sequence
     monkeypatch.setattr(
@@ -194,15 +195,20 @@ def test_the_forecast_is_written_before_a_held_out_prompt_is_decoded(
 
     def progress(what: str, done: int, total: int) -> None:
         if what == "record" and not seen:
-            seen.update(json.loads((out / run_module.UNFINISHED / "forecast.json").read_text()))
+            seen.update(json.loads((out / pipeline_module.UNFINISHED / "forecast.json").read_text()))
 
-    monkeypatch.setattr(run_module, "measure", stop)
+    monkeypatch.setattr(pipeline_module, "measure_in_turns", stop)
     with pytest.raises(StopIteration):
         validate(tiny_pair(), tiny_prompts(), settings, out, progress)
     trace = read_trace(out / "trace")
     tuning, held = split_sequences(trace)
     assert seen["sealed"] is True and recorded == [*tuning, *held]
-    first = json.loads((out / run_module.UNFINISHED / "forecast.json").read_text())
+    state = json.loads((out / pipeline_module.UNFINISHED / "probe.json").read_text())
+    best = max(row["forecast"]["estimate"] for row in seen["rows"])
+    baseline_told, forecast_told = (record.message for record in caplog.records if record.name == "realrun")
+    assert f"{1e3 * np.mean(state['mean_s']['autoregressive']):.1f} ms per token" in baseline_told
+    assert f"{best:.3f} [" in forecast_told and best > 1 and f"{seen['deploy']}, " in forecast_told
+    first = json.loads((out / pipeline_module.UNFINISHED / "forecast.json").read_text())
     for row in first["rows"]:
         policy = make_policy(row["policy"], row["params"])
         train = trace.select(tuning)
@@ -211,11 +217,11 @@ def test_the_forecast_is_written_before_a_held_out_prompt_is_decoded(
         assert row["forecast"]["low"] < row["forecast"]["estimate"] < row["forecast"]["high"]
     with pytest.raises(StopIteration):  # a later start does not make it anew
         validate(tiny_pair(), tiny_prompts(), settings, out, progress)
-    assert json.loads((out / run_module.UNFINISHED / "forecast.json").read_text()) == first
+    assert json.loads((out / pipeline_module.UNFINISHED / "forecast.json").read_text()) == first
     shutil.copytree(out / "trace", tmp_path / "known" / "trace")
     with pytest.raises(StopIteration):
         validate(tiny_pair(), tiny_prompts(), settings, tmp_path / "known", ignore)
-    known = json.loads((tmp_path / "known" / run_module.UNFINISHED / "forecast.json").read_text())
+    known = json.loads((tmp_path / "known" / pipeline_module.UNFINISHED / "forecast.json").read_text())
     assert known["sealed"] is False and known["rows"] == first["rows"]
 
 
@@ -496,7 +502,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(page, "render_validation", lambda document: "")
     monkeypatch.setattr(reuse, "record", noted("record", reuse.record))
     monkeypatch.setattr(forecast_costs_module, "profile", noted("profile", lambda *_, **__: GIVEN_COSTS))
-    monkeypatch.setattr(validate_module, "_tuned", noted("tune", validate_module._tuned))
+    monkeypatch.setattr(pipeline_module, "_tuned", noted("tune", pipeline_module._tuned))
     monkeypatch.setattr(measuring_module, "decode_sequence", noted("decode", measuring_module.decode_sequence))
     return done
 
@@ -524,12 +530,12 @@ def answer(out: Path) -> Any:
 @pytest.fixture(scope="module", params=MODES)
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, int]:
     """A mode, the answer of an undisturbed validation under given costs, and how often it tuned."""
-    out, tune = tmp_path_factory.mktemp(request.param) / "out", validate_module._tuned
+    out, tune = tmp_path_factory.mktemp(request.param) / "out", pipeline_module._tuned
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forecast_costs_module, "profile", lambda *_, **__: GIVEN_COSTS)
         patch.setattr(page, "render_validation", lambda document: "")
         tuned: list[Any] = []
-        patch.setattr(validate_module, "_tuned", lambda *given: tuned.append(given) or tune(*given))
+        patch.setattr(pipeline_module, "_tuned", lambda *given: tuned.append(given) or tune(*given))
         start_job(out, MODES[request.param])
     return request.param, answer(out), len(tuned)
 

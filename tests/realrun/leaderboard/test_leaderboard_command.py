@@ -18,8 +18,7 @@ import torch
 from markupsafe import escape
 
 import realrun.experiment.measuring as measuring_module
-import realrun.experiment.validate as validate_module
-import realrun.leaderboard.job as job_module
+import realrun.experiment.pipeline as pipeline_module
 import realrun.leaderboard.rows as costs_module
 import realrun.measure.sweeps as probes_module
 from realrun.cli.board import print_board
@@ -298,7 +297,7 @@ def test_the_forecast_is_written_before_anything_held_out_is_decoded(
         written.append({row["label"]: row["forecast"]["estimate"] for row in rows})
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(job_module, "measured", measure)
+    monkeypatch.setattr(pipeline_module, "measure_in_turns", measure)
     with pytest.raises(KeyboardInterrupt):
         start(again)
     assert written == [{row["label"]: row["train_speedup"] for row in document["rows"]}]
@@ -441,7 +440,7 @@ def test_a_second_start_goes_on(job: Job, tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         for module, name in (
             (costs_module, "profile_slice"),
-            (validate_module, "_tuned"),
+            (pipeline_module, "_tuned"),
             (measuring_module, "decode_sequence"),
             (measuring_module, "warm_up"),
             (Prober, "begin"),

@@ -16,7 +16,7 @@ import pytest
 import specsim
 from specsim.trace.files import write_trace
 from tests.support import ROOT
-from tests.support.commands import call
+from tests.support.commands import assert_refused, call
 from tests.support.reference import small_trace
 
 PATHS = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'kernels')!r}]\n"
@@ -189,3 +189,26 @@ def test_a_full_disk_is_called_one(number: int, tmp_path: Path, monkeypatch: pyt
     message = "the disk is full" if number == errno.ENOSPC else "your disk quota is used up"
     assert result.err.endswith(f"/trace: {message}; free some space, then run the command again\n")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError(), "memory is used up (out of memory); give smaller input, or the machine more memory"),
+        (MemoryError("Unable to allocate 7.45 GiB"), "memory is used up (Unable to allocate 7.45 GiB); give smaller"),
+        (RuntimeError("can't start new thread"), "memory is used up (can't start new thread)"),
+    ],
+)
+def test_a_lack_of_memory_is_a_line(error: Exception, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("specsim.cost.files.read_cost", fail)
+    assert_refused(call("specsim", "cost", "show", "example:lab-deep-model"), line)
+
+
+def test_a_loop_of_links_is_a_line(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    for out in (tmp_path / "a", tmp_path / "a" / "file"):
+        assert_refused(call("specsim", "bench", "http://127.0.0.1:9", "--out", out), "Symlink loop", "choose another")

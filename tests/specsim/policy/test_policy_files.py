@@ -154,6 +154,7 @@ def test_no_compiled_code_outlives_the_program(tmp_path: Path) -> None:
 
 CHAIN_MISTAKES = {
     "syntax": (CHAIN + "\ndef broken(:\n", r"my_policies\.py, line \d+: "),
+    "NUL": (CHAIN + "\0", r"my_policies\.py: SyntaxError: .*null bytes"),
     "error": (CHAIN + "\n1 / 0\n", r"my_policies\.py, line 39: ZeroDivisionError: division by zero"),
     "exit": (CHAIN + "\nraise SystemExit(3)\n", r"line 39: SystemExit: 3"),
     "missing module": ("import no_such_module_here\n", "line 1: ModuleNotFoundError: No module named"),

@@ -22,6 +22,7 @@ from specsim.servers.client import read_server
 from specsim.servers.document import SPECULATIVE, read_bench
 from specsim.servers.prompts import read_prompts
 from tests.support.commands import assert_refused, call, json_of
+from tests.support.http_server import serving
 
 Replaying = Callable[[str], tuple[str, list[dict[str, Any]]]]
 # Of the recorded response and of the metrics before and after it, read off by hand: version, output tokens, pieces,
@@ -126,6 +127,15 @@ def test_without_metrics_sglangs_server_info_is_asked(monkeypatch: pytest.Monkey
     )
     reading = read_server("http://localhost:30000")
     assert reading.kind == "sglang-bench" and reading.setup.draft_tokens == 3
+
+
+def test_a_password_is_sent_and_not_kept(prompts: Path) -> None:
+    with serving() as server:
+        url = server.url.replace("http://", "http://user:SECRET@")
+        assert bench(url, prompts=prompts).speculative.url == server.url
+        assert server.credentials == {"Basic dXNlcjpTRUNSRVQ="}  # user:SECRET in base 64
+        assert read_server(url).name == server.url
+        assert "SECRET" not in str(call("specsim", "advise", url, "--cost", "vllm-llama3.1-8b-eagle-h100"))
 
 
 def test_without_httpx2_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

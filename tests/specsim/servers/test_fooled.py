@@ -188,12 +188,13 @@ def test_the_time_limit_holds_within_a_request(prompts: Path) -> None:
     """What was measured before is kept, as an answer."""
     with serving() as server, serving() as base:
         server.pages[PATH] = Dying(server, 5, hangs=True)
-        shown = run(server, base, prompts, "--minutes", 0.03)
+        shown = run(server, base, prompts, "--minutes", 0.1)
     assert shown.code == 0 and "note: stopped after 3 of 6 prompts, at the time limit" in shown.out, shown
 
 
 def documents() -> dict[str, tuple[list[Any], Any]]:
     request = ["arms", 0, "requests", 0]
+    first = measured(HEALTHY, 3).as_dict()["arms"][0]["requests"][0]
     return {
         "accepted 90 of 80": (["arms", 0, "drafted"], [80, 80, 80]),
         "accepted rises": (["arms", 0, "accepted"], [20, 30, 50]),
@@ -214,6 +215,7 @@ def documents() -> dict[str, tuple[list[Any], Any]]:
         "another concurrency": (["arms", 1, "concurrency"], 2),
         "name": (["arms", 0, "name"], "baseline"),
         "no requests": (["arms", 1, "requests"], []),
+        "single tokens": ([*request[:3]], [{**first, "output_tokens": 1, "rounds": 0, "accepted": 0}]),
         "no arms": (["arms"], []),
         "version": (["version"], 2),
         "draft_tokens": (["speculative", "draft_tokens"], -1),

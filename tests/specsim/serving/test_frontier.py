@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -122,6 +123,10 @@ def test_the_command_prints_what_engines_take(tmp_path: Path) -> None:
     assert_refused(call("specsim", *args, "--set", "dspark.lag=0"), "settings of dspark", "as a rule")
     assert_refused(call("specsim", *args, "--figure", "f.txt"), ".svg")
     refusal(lambda: serve_frontier(small(), COST, users=[0]), "at least 1 user")
+    for limit_ms in (math.nan, math.inf, 0.0):
+        refusal(lambda limit_ms=limit_ms: serve_frontier(small(), COST, tpot_ms=limit_ms), "limits above 0")
+    refusal(lambda: serve_frontier(small(), COST, users=10**9), "8,000,000,000 requests of a load are more than")
+    refusal(lambda: serve_frontier(small(), COST, users=1, requests=10**9), "1,000,000,000 requests of a load")
     assert json.dumps(document)
 
 

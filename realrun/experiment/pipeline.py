@@ -1,0 +1,492 @@
+"""An experiment: record, measure costs, tune and forecast on some prompts, then really decode the others in turns.
+
+`realrun validate` is an experiment with a drafter, or with several that take turns (`--join`); `realrun board` ranks
+several drafters. They differ in how costs are measured, which tuned policies are decoded, and in their documents.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+import torch
+
+from realrun.experiment.budget import Plan
+from realrun.experiment.forecast import ForecastCosts, decoding_step_s, forecast, probed, sealed_forecast
+from realrun.experiment.measuring import Costs, MeasuredCosts, Measurement, Run, measure_in_turns
+from realrun.experiment.settings import Candidate, ExperimentSettings
+from realrun.experiment.timing import make_arm
+from realrun.kept_files import read_own
+from realrun.lm.clock import clock_name
+from realrun.lm.variants import expansion_of
+from realrun.measure.record import RecordSettings, has_recorded
+from realrun.measure.reuse import check_job, recorded_trace, recording_identity
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.provenance import device_name
+from speckernels import backend_for
+from specsim.cost.joined import JoinedCost
+from specsim.cost.model import CostModel
+from specsim.cost.profile import profile_from_json
+from specsim.io.arrays import Ints
+from specsim.io.errors import InputError
+from specsim.io.files import remove_folder, write_json
+from specsim.io.progress import Progress
+from specsim.learn.fit import needs_fitting
+from specsim.learn.settings import SearchSettings
+from specsim.learn.storage import source_digest
+from specsim.learn.variants import applicable_variants, fit_variant, label
+from specsim.policy.base import Policy, Variant, build_policy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.registry import POLICIES
+from specsim.replaying.checks import check_covered, check_replayable
+from specsim.replaying.intervals import NO_SPECULATION, interval_text
+from specsim.replaying.priced import PricedTrace
+from specsim.trace.joined import join_traces
+from specsim.trace.trace import Trace
+
+UNFINISHED = "validation.partial"  # folder, in the output's, of what is there before the result
+IDENTITY, PLAN, TUNED, DECODED = (
+    "settings.json",
+    "plan.json",
+    "tuned.json",
+    "decoded",
+)  # in the folder of an experiment that is not whole
+ANEW = "pass --overwrite"
+OTHER = f"{ANEW} or another --out"
+
+log = logging.getLogger("realrun")
+
+
+class TunedFile(TypedDict):
+    """A policy's settings and where they come from, or the reason why it cannot be validated."""
+
+    params: NotRequired[dict[str, Any]]
+    role: NotRequired[str]
+    train_speedup: NotRequired[float]
+    reason: NotRequired[str]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A drafter over the target, or several drafters of which a policy chooses one in each round.
+
+    pair : whose decoders its arms run on
+    parts : the pairs that are recorded and profiled, by the folder of their trace
+    record : what is recorded of them
+    """
+
+    pair: Pair
+    parts: Mapping[Path, Pair]
+    record: RecordSettings
+
+    def cost(self, profiles: Sequence[Mapping[str, Any]]) -> CostModel:
+        """Make the costs of its rounds from a profile of each part."""
+        costs = tuple(profile_from_json(profile, "just measured") for profile in profiles)
+        return costs[0] if len(costs) == 1 else JoinedCost(costs)
+
+    def runs(self, part: int, measurement: Measurement, arms: Sequence[int]) -> Iterator[Run]:
+        """Yield the runs of these arms: of a contender with several parts only the rounds that this part drafted."""
+        for policy, prompt_tokens, rounds in measurement.runs(arms):
+            own = policy is None or len(self.parts) == 1
+            yield policy, prompt_tokens, rounds if own else [one for one in rounds if one.drafter == part]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A policy that is decoded. name : its contender's; forecast : its row of forecast.json"""
+
+    name: str
+    candidate: Candidate
+    forecast: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """Name contender and policy."""
+        return f"{self.name}, {self.candidate.variant}"
+
+    @property
+    def speedup(self) -> float:
+        """Return the forecast without its interval."""
+        return float(self.forecast["forecast"]["estimate"])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an experiment knows at its end; mappings are by the contender's name.
+
+    trains, holdouts : traces of the tuning prompts, and of the held-out prompts that were decoded
+    costs : of the forecast
+    measurement : of the baseline, of every entry in its order, and of the baseline again; None if nothing was decoded
+    profiles : of each part of a contender while its entries decoded; empty if nothing was decoded
+    skipped : (contender, policy, reason) of what was not decoded
+    """
+
+    contenders: Mapping[str, Contender]
+    entries: Sequence[Entry]
+    trains: Mapping[str, Trace]
+    holdouts: Mapping[str, Trace]
+    costs: Mapping[str, ForecastCosts]
+    forecast: Mapping[str, Any]
+    measurement: Measurement | None
+    profiles: Mapping[str, Sequence[dict[str, Any]]]
+    skipped: Sequence[tuple[str, str, str]]
+    tuning_prompts: int
+
+    def run_cost(self, name: str) -> CostModel:
+        """Return the costs of a contender's rounds while it decoded."""
+        return self.contenders[name].cost(self.profiles[name])
+
+
+class Experiment(ABC):
+    """The steps of an experiment, each of which reads what an interrupted start left in `folder`.
+
+    contenders : by name
+    plain : pair of the baseline
+    given : all prompts; `prompts` are those that fit the minutes, `split` the numbers of tuning and held-out ones
+    folder : of what is there before the result
+    """
+
+    def __init__(
+        self,
+        contenders: Mapping[str, Contender],
+        plain: Pair,
+        prompts: Sequence[Prompt],
+        settings: ExperimentSettings,
+        folder: Path,
+        progress: Progress,
+        *,
+        overwrite: bool,
+    ):
+        self.contenders, self.plain, self.settings = dict(contenders), plain, settings
+        self.given, self.prompts, self.folder = prompts, prompts, folder
+        self.progress, self.overwrite = progress, overwrite
+        self.begun_s = time.monotonic()
+        self.skipped: list[tuple[str, str, str]] = []
+
+    @property
+    def traces(self) -> list[Path]:
+        """List the folders of all traces."""
+        return [folder for contender in self.contenders.values() for folder in contender.parts]
+
+    @cached_property
+    def state(self) -> Mapping[str, Any]:
+        """Probe the machine's state."""
+        return probed(self.plain, self.given, self.settings, None, self.progress)
+
+    def run(self) -> Outcome:
+        """Do all steps. Errors are those of `realrun.validate`."""
+        settings, contenders = self.settings, self.contenders
+        plan = Plan(self.folder / PLAN, settings, lambda: decoding_step_s(self.state))
+        recorded = next((folder for folder in self.traces if folder.exists() and not self.overwrite), None)
+        self.prompts = plan.to_record(self.given, recorded)
+        self.split = tuning, held = check_job(
+            self.folder, self.prompts, tuning_share=settings.tuning_share, seed=settings.seed
+        )
+        sealed = self.overwrite or not any(has_recorded(folder, held.tolist()) for folder in self.traces)
+
+        trains = self.record(tuning, "record tuning prompts")
+        self.claim()
+        costs = self.costs()
+        tuned = {name: self.tune(name, trains[name], costs[name].cost) for name in self.contenders}
+
+        everyone = [candidate for chosen in tuned.values() for candidate in chosen]
+        least = len(everyone) if len(tuned) > 1 else 1
+        texts = [self.prompts[number] for number in held]
+        fitting, decoded = plan.to_decode(everyone, texts, time.monotonic() - self.begun_s, least_policies=least)
+        for name, chosen in tuned.items():
+            left_out = [candidate for candidate in chosen if not any(candidate is one for one in fitting)]
+            self.skipped += [(name, candidate.variant, plan.reason) for candidate in left_out]
+            tuned[name] = [candidate for candidate in chosen if candidate not in left_out]
+        held = held[decoded]
+        document = sealed_forecast(self.folder, self.forecast(tuned, trains, costs, len(held), sealed=sealed))
+        log.info(forecast_text(document))
+
+        rows = iter(document["rows"])
+        entries = [Entry(name, candidate, next(rows)) for name, chosen in tuned.items() for candidate in chosen]
+        holdouts = {name: trace.select(held) for name, trace in self.record(held, "record", whole=True).items()}
+        contenders = self.contenders  # without those that could not be recorded
+        entries = [entry for entry in entries if entry.name in contenders]
+        measurement, profiles = None, dict[str, list[dict[str, Any]]]()
+        if settings.repeats:
+            measurement, profiles = self.decode(entries, [self.prompts[n] for n in held], trains, holdouts, costs)
+            holdouts = {name: trace.select(measurement.sequences) for name, trace in holdouts.items()}
+        return Outcome(
+            contenders=contenders,
+            entries=entries,
+            trains={name: trains[name] for name in contenders},
+            holdouts=holdouts,
+            costs={name: costs[name] for name in contenders},
+            forecast=document,
+            measurement=measurement,
+            profiles=profiles,
+            skipped=self.skipped,
+            tuning_prompts=len(tuning),
+        )
+
+    def record(self, sequences: Ints, what: str, *, whole: bool = False) -> dict[str, Trace]:
+        """Record these prompts with every contender, or read their traces. whole : with all others, which are there"""
+        return {
+            name: join_parts(
+                {
+                    str(folder): recorded_trace(
+                        pair,
+                        self.prompts,
+                        contender.record,
+                        folder,
+                        lambda done, total, name=name: self.tell(name, what, done, total),  # type: ignore[misc]
+                        overwrite=self.overwrite,
+                        sequences=None if whole else sequences,
+                    )
+                    for folder, pair in contender.parts.items()
+                }
+            )
+            for name, contender in self.contenders.items()
+        }
+
+    def tell(self, name: str, what: str, done: int, total: int) -> None:
+        """Report the progress of a contender's step."""
+        self.progress(f"{name}: {what}" if len(self.contenders) > 1 else what, done, total)
+
+    @abstractmethod
+    def claim(self) -> None:
+        """Refuse a folder that holds an unfinished experiment of other settings."""
+
+    @abstractmethod
+    def costs(self) -> Mapping[str, ForecastCosts]:
+        """Measure the costs to tune under and to forecast by, or read them; by the contender's name."""
+
+    def tune(self, name: str, train: Trace, cost: CostModel) -> list[Candidate]:
+        """Tune a contender's policies; add those that cannot be decoded to `skipped`."""
+        chosen, skipped = candidates(
+            train, cost, self.search, kinds=self.kinds, progress=self.progress, kept=self.folder / TUNED
+        )
+        self.skipped += [(name, policy, reason) for policy, reason in skipped]
+        return chosen
+
+    @property
+    def kinds(self) -> Sequence[type[Policy]] | None:
+        """Policies to tune; None: all that the trace can serve."""
+        return self.settings.kinds
+
+    @property
+    def search(self) -> SearchSettings:
+        """Settings of the search for a policy's settings."""
+        return SearchSettings(trials=self.settings.trials, seed=self.settings.seed)
+
+    def forecast(
+        self,
+        tuned: Mapping[str, Sequence[Candidate]],
+        trains: Mapping[str, Trace],
+        costs: Mapping[str, ForecastCosts],
+        held_out: int,
+        *,
+        sealed: bool,
+    ) -> dict[str, Any]:
+        """Forecast all policies; the rows of several contenders name the contender ahead of the policy."""
+        made: dict[str, Any] = {}
+        for name, chosen in tuned.items():
+            one = forecast(chosen, trains[name], costs[name], held_out=held_out, sealed=sealed, seed=self.settings.seed)
+            if len(tuned) == 1:
+                return one
+            rows = [
+                {**row, "drafter": name, "label": f"{name}, {candidate.variant}"}
+                for row, candidate in zip(one["rows"], chosen, strict=True)
+            ]
+            made = {**one, "rows": [*made.get("rows", []), *rows]}
+        best = max(made["rows"], key=lambda row: float(row["forecast"]["estimate"]))
+        deploy = best["label"] if best["forecast"]["estimate"] > 1 else NO_SPECULATION
+        return {**made, "drafter": [*tuned], "deploy": deploy}
+
+    def arm_name(self, entry: Entry) -> str:
+        """Name an entry's arm."""
+        return str(entry.candidate.policy)
+
+    def limit_s(self) -> float:
+        """Return the seconds that decoding may take."""
+        return math.inf
+
+    def probing(self, pair: Pair) -> dict[str, Any]:
+        """Return what `MeasuredCosts` of this pair shares with earlier measurements."""
+        return {}
+
+    def decode(
+        self,
+        entries: Sequence[Entry],
+        prompts: Sequence[Prompt],
+        trains: Mapping[str, Trace],
+        holdouts: Mapping[str, Trace],
+        costs: Mapping[str, ForecastCosts],
+    ) -> tuple[Measurement, dict[str, list[dict[str, Any]]]]:
+        """Decode the held-out prompts, and measure what the rounds of every part of a contender cost meanwhile.
+
+        Every prompt is decoded at once by the baseline, by every entry, and by the baseline once more, which shows what
+        differs by chance (the A/A test), in turns of a few rounds. Probes of what no arm does often take turns too.
+        Every round is taken at the median of its repeats.
+        """
+        settings, sampler = self.settings, self.settings.record.sampler
+        baselines = [0, len(entries) + 1]
+        policies = [(entry.name, entry.candidate.policy) for entry in entries]
+        arms = [
+            make_arm("autoregressive", None, self.plain, sampler),
+            *(
+                make_arm(self.arm_name(entry), policy, self.contenders[name].pair, sampler)
+                for entry, (name, policy) in zip(entries, policies, strict=True)
+            ),
+            make_arm("null arm", None, self.plain, sampler),
+        ]
+        parts = [
+            (name, part, pair)
+            for name, contender in self.contenders.items()
+            for part, pair in enumerate(contender.parts.values(), start=1)
+        ]
+        own_arms = {name: [arm for arm, (of, _) in enumerate(policies, start=1) if of == name] for name, _, _ in parts}
+        measured: dict[tuple[str, int], Costs] = {}
+        for name, part, pair in parts:
+            contender = self.contenders[name]
+            own_baseline = contender.pair is self.plain
+            joined = len(contender.parts) > 1  # an arm's rounds are those of several parts
+            cost = MeasuredCosts(
+                pair,
+                holdouts[name],
+                tree_tokens=costs[name].cost.max_tree_tokens if contender.record.tree_nodes else 0,
+                sampler=sampler,
+                seed=settings.seed,
+                texts=math.ceil(settings.repeats * len(prompts) / len(parts)),
+                own_baseline=own_baseline,
+                beside=trains[name],
+                **self.probing(pair),
+            )
+            arms_of_cost = [*(baselines if own_baseline else []), *([] if joined else own_arms[name])]
+            measured[name, part] = Costs(cost, sorted(arms_of_cost))
+        measurement = measure_in_turns(
+            arms,
+            {name if part == 1 else f"{name} {part}": cost for (name, part), cost in measured.items()},
+            prompts,
+            next(iter(holdouts.values())),
+            self.folder / DECODED,
+            repeats=settings.repeats,
+            seed=settings.seed,
+            progress=lambda done, total: self.progress("decode", done, total),
+            limit_s=self.limit_s(),
+        )
+        profiles: dict[str, list[dict[str, Any]]] = {name: [] for name in self.contenders}
+        for name, part, _ in parts:
+            runs = self.contenders[name].runs(part, measurement, sorted([*baselines, *own_arms[name]]))
+            profiles[name].append(measured[name, part].measured.document(runs, settings.repeats))
+        return measurement, profiles
+
+
+class Validation(Experiment):
+    """An experiment in a folder of its own beside the result, which is removed at the end."""
+
+    def begin(self, out: Path) -> None:
+        """Check the prompts, and make the folder."""
+        check_job(out, self.given, tuning_share=self.settings.tuning_share, seed=self.settings.seed)
+        out.mkdir(parents=True, exist_ok=True)
+        if self.overwrite:
+            remove_folder(self.folder)
+
+    def finish(self, out: Path) -> None:
+        """Move to the result what was known before anything was decoded: profiles, tuned policies and forecasts."""
+        for path in [*self.folder.glob("tun*.json"), *self.folder.glob("forecast*.json")]:
+            path.replace(out / path.name)
+        remove_folder(self.folder)
+
+
+def forecast_text(document: Mapping[str, Any]) -> str:
+    """Say in a line what a forecast promises of the fastest policy."""
+    best = max(document["rows"], key=lambda row: float(row["forecast"]["estimate"]))
+    sequences = document["sequences"]
+    return (
+        f"forecast: {best['label']}, {interval_text(best['forecast'])} times as fast as without speculation, from "
+        f"{sequences['tuning']} tuning prompts; {sequences['holdout']} held-out prompts follow"
+    )
+
+
+def join_parts(traces: Mapping[str, Trace]) -> Trace:
+    """Return the trace of several drafters, or the only one."""
+    return join_traces(traces) if len(traces) > 1 else next(iter(traces.values()))
+
+
+def conditions_of(pair: Pair, settings: ExperimentSettings) -> dict[str, Any]:
+    """Return the conditions under which sequences are decoded, by machine, target and tuning settings."""
+    return {
+        "layers": pair.target.config.num_hidden_layers,  # identity blocks are in no fingerprint, but take time
+        "block_expansion": expansion_of(pair.target),
+        "device": device_name(pair.device),
+        "threads": torch.get_num_threads(),
+        "clock": clock_name(),
+        "kernels": backend_for(pair.device),
+        "policies": {kind.name: source_digest(kind) for kind in settings.policies},
+        "trials": settings.trials,
+        "tuning_share": settings.tuning_share,
+        "seed": settings.seed,
+        "minutes": settings.minutes,  # by which held-out prompts are chosen, whose numbers name decoded sequences
+    }
+
+
+def identity_of(pair: Pair, prompts: Sequence[Prompt], settings: ExperimentSettings) -> dict[str, Any]:
+    """Return all that tuned policies and decoded sequences depend on; repeats may be added."""
+    return {**recording_identity(pair, prompts, settings.record), **conditions_of(pair, settings)}
+
+
+def candidates(
+    train: Trace,
+    cost: CostModel,
+    search: SearchSettings,
+    *,
+    kinds: Sequence[type[Policy]] | None = None,
+    progress: Progress | None = None,
+    kept: Path | None = None,
+) -> tuple[list[Candidate], list[tuple[str, str]]]:
+    """Tune every policy that the trace can serve, in all its variants, on `train`.
+
+    Returns the distinct policies, and (policy, reason) of those that trace or costs cannot serve.
+
+    kept : file of tuned policies, written after each; policies in it are not tuned again
+    """
+    chosen: list[Candidate] = []
+    priced = PricedTrace(train, cost)
+    served, skipped = applicable_variants(train, POLICIES.values() if kinds is None else kinds, cost)
+    tuned: dict[str, Any] = {}
+    if kept is not None and kept.is_file():
+        tuned = read_own(kept, dict[str, TunedFile], again="delete it to tune again")
+    for done, (kind, variant) in enumerate(served):
+        name = label(kind, variant)
+        if name not in tuned:
+            tuned[name] = _tuned(kind, variant, priced, search)
+            if kept is not None:
+                write_json(tuned, kept)
+        if reason := tuned[name].get("reason"):
+            skipped.append((name, reason))
+        else:
+            policy = build_policy(kind, tuned[name]["params"])
+            if all(policy != candidate.policy for candidate in chosen):
+                chosen.append(Candidate(policy, tuned[name]["role"], tuned[name].get("train_speedup"), name))
+        if progress:
+            progress("tune", done + 1, len(served))
+    if not chosen:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped)
+        raise InputError(f"none of the policies can be validated here ({reasons}); choose others")
+    return chosen, skipped
+
+
+def _tuned(kind: type[Policy], variant: Variant, priced: PricedTrace, search: SearchSettings) -> dict[str, Any]:
+    """Tune a policy: its settings and where they come from, or the reason why it cannot be validated."""
+    try:
+        policy = fit_variant(kind, variant, priced, search)
+        check_replayable(priced.trace, policy)
+        check_covered(priced.trace, policy, priced.table(policy))
+        forecast = priced.replay(policy, seed=search.seed).speedup
+    except InputError as error:  # such as a tree larger than those profiled
+        return {"reason": str(error)}
+    by_default = "fixed_k" if kind is FixedK else "fitted" if needs_fitting(kind) else "default"
+    return {"params": policy.settings, "role": "tuned" if variant.tuned else by_default, "train_speedup": forecast}
