@@ -18,16 +18,15 @@ from realrun.experiment.validate import Row, Validation
 from specsim.acceptance import formulas as metrics
 from specsim.cost.profile import profile_from_json
 from specsim.io.arrays import Floats
-from specsim.learn.chain_calibration import verified_tokens
+from specsim.learn.calibration import verified_tokens
 from specsim.policy.registry import make_policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.forecast import error_summary
-from specsim.replaying.intervals import NO_SPECULATION, beyond_floor
+from specsim.replaying.intervals import NO_SPECULATION, beyond_floor, simultaneous
 from specsim.replaying.prediction import predict_policy
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.replaying.rounds import PARTS
-from specsim.replaying.simultaneous import simultaneous
 from specsim.trace.trace import Trace
 
 ROUND_FIELDS = [field.name for field in dataclasses.fields(Round)]
