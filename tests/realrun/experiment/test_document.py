@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from realrun.decode.rounds import Decoded, Round
-from realrun.experiment.document import PARTS, Forecast, choice_of, error_parts
 from realrun.experiment.measuring import Measurement
 from realrun.experiment.timing import Arm, Timings
-from realrun.experiment.validate import Row, Validation
+from realrun.experiment.validate import PARTS, Promise, Row, Validation, choice_of, error_parts
 from realrun.machine_load import Load
 from realrun.pairs.prompts import Prompt
 from specsim.cost.profile import ProfileCost, TreeProfile
@@ -32,8 +31,8 @@ from tests.support.tree_traces import tree_trace
 BASELINE_S = np.array([10.0, 12.0, 8.0, 11.0])
 
 
-def forecast(label: str, speedup: float, measured: float, wobble: float = 0.01) -> Forecast:
-    return Forecast(label, speedup, BASELINE_S / measured * (1 + wobble * np.array([1, -1, -1, 1])))
+def forecast(label: str, speedup: float, measured: float, wobble: float = 0.01) -> Promise:
+    return Promise(label, speedup, BASELINE_S / measured * (1 + wobble * np.array([1, -1, -1, 1])))
 
 
 def test_the_regret_is_the_measured_bests_lead() -> None:
