@@ -27,6 +27,7 @@ from realrun.lm.clock import clock_name
 from realrun.lm.variants import expansion_of
 from realrun.measure.record import RecordSettings, has_recorded
 from realrun.measure.reuse import check_job, recorded_trace, recording_identity
+from realrun.measure.sweeps import Prober
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, spread
 from realrun.provenance import device_name
@@ -147,6 +148,14 @@ class Outcome:
     def run_cost(self, name: str) -> CostModel:
         """Return the costs of a contender's rounds while it decoded."""
         return self.contenders[name].cost(self.profiles[name])
+
+    def partly_known(self, name: str) -> dict[str, PricedTrace]:
+        """Return the held-out text at the costs of the forecast, and the tuning text at the costs of the run."""
+        holdout, costs = self.holdouts[name], self.costs[name]
+        text_known = {"text_known": PricedTrace(holdout, costs.cost)}
+        if costs.unprobed is not None:
+            text_known["text_known_without_probe"] = PricedTrace(holdout, costs.unprobed)
+        return {**text_known, "costs_known": PricedTrace(self.trains[name], self.run_cost(name))}
 
 
 class Experiment(ABC):
@@ -317,9 +326,9 @@ class Experiment(ABC):
         """Return the seconds that decoding may take."""
         return math.inf
 
-    def probing(self, pair: Pair) -> dict[str, Any]:
-        """Return what `MeasuredCosts` of this pair shares with earlier measurements."""
-        return {}
+    def probing(self, pair: Pair) -> tuple[Prober | None, int | None]:
+        """Return the prober of earlier measurements of this pair, and how many samples of each cost are enough."""
+        return None, None
 
     def decode(
         self,
@@ -354,7 +363,7 @@ class Experiment(ABC):
         own_arms = {name: [arm for arm, (of, _) in enumerate(policies, start=1) if of == name] for name, _, _ in parts}
         measured: dict[tuple[str, int], Costs] = {}
         for name, part, pair in parts:
-            contender = self.contenders[name]
+            contender, (prober, enough) = self.contenders[name], self.probing(pair)
             own_baseline = contender.pair is self.plain
             joined = len(contender.parts) > 1  # an arm's rounds are those of several parts
             cost = MeasuredCosts(
@@ -366,7 +375,8 @@ class Experiment(ABC):
                 texts=math.ceil(settings.repeats * len(prompts) / len(parts)),
                 own_baseline=own_baseline,
                 beside=trains[name],
-                **self.probing(pair),
+                prober=prober,
+                enough=enough,
             )
             arms_of_cost = [*(baselines if own_baseline else []), *([] if joined else own_arms[name])]
             measured[name, part] = Costs(cost, sorted(arms_of_cost))

@@ -308,13 +308,9 @@ class _JoinedValidation(Validation):
 
 def _compared(outcome: Outcome, measurement: Measurement, seed: int) -> dict[str, Any]:
     """Rows, fastest first, the noise floor, and the best switching policy against the best single drafter."""
-    train, trace, costs = outcome.trains[JOINED], outcome.holdouts[JOINED], outcome.run_cost(JOINED)
+    trace, known = outcome.holdouts[JOINED], outcome.partly_known(JOINED)
     assert isinstance(trace, JoinedTrace)
-    priced = PricedTrace(trace, costs)
-    known = {
-        "text_known": PricedTrace(trace, outcome.costs[JOINED].cost),
-        "costs_known": PricedTrace(train, costs),
-    }
+    priced = PricedTrace(trace, outcome.run_cost(JOINED))
     oracle_s = oracle_seconds(priced, [OneDrafter])
     chosen = [entry.candidate for entry in outcome.entries]
     replays = [priced.replay(candidate.policy, seed=seed, log=True) for candidate in chosen]
@@ -335,7 +331,7 @@ def _compared(outcome: Outcome, measurement: Measurement, seed: int) -> dict[str
         "rows": sorted(rows, key=lambda row: -row["measured"]["estimate"]),
         "median_abs_error_percent": float(np.median([abs(row["error_percent"]) for row in rows])),
         "errors": errors_of(rows),
-        "switching": _switching(chosen, replays, rows, measurement),
+        "switching": _switching(chosen, replays, measurement),
     }
 
 
@@ -365,12 +361,7 @@ def _row(
     }
 
 
-def _switching(
-    chosen: Sequence[Candidate],
-    replays: Sequence[Replay],
-    rows: Sequence[Mapping[str, Any]],
-    measurement: Measurement,
-) -> dict[str, Any]:
+def _switching(chosen: Sequence[Candidate], replays: Sequence[Replay], measurement: Measurement) -> dict[str, Any]:
     """Compare the forecast's best switching policy with its best single drafter, predicted and measured."""
 
     def best(*, alone: bool) -> int:
@@ -383,10 +374,10 @@ def _switching(
     predicted = paired_difference(
         replays[switch].autoregressive_s, replays[switch].speculative_s, replays[single].speculative_s
     )
-    speedups = [rows[number]["measured"]["estimate"] for number in (switch, single)]
+    speedups = [ratio_interval(baseline_s, arms_s[number]).estimate for number in (switch, single)]
     return {
-        "best_single": rows[single]["label"],
-        "best_switch": rows[switch]["label"],
+        "best_single": str(chosen[single].policy),
+        "best_switch": str(chosen[switch].policy),
         "predicted": predicted.as_dict(),
         "measured": measured.as_dict(),
         "resolved": bool(measured.significant and beyond_floor(measurement.noise_floor_percent, *speedups)),

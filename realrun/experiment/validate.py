@@ -117,12 +117,8 @@ def validation_of(outcome: Outcome, seed: int) -> Validation:
     """Compare the forecasts of an experiment with a single pair with what it measured."""
     (name,), measurement = outcome.contenders, outcome.measurement
     assert measurement is not None
-    train, holdout, costs = outcome.trains[name], outcome.holdouts[name], outcome.costs[name]
-    just_measured = outcome.run_cost(name)
-    priced = PricedTrace(holdout, just_measured)
-    partly_known = {"text_known": PricedTrace(holdout, costs.cost), "costs_known": PricedTrace(train, just_measured)}
-    if costs.unprobed is not None:
-        partly_known["text_known_without_probe"] = PricedTrace(holdout, costs.unprobed)
+    holdout, partly_known = outcome.holdouts[name], outcome.partly_known(name)
+    priced = PricedTrace(holdout, outcome.run_cost(name))
     oracle_s = oracle_seconds(priced, [type(entry.candidate.policy) for entry in outcome.entries])
     rows = [
         replace(

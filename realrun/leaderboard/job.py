@@ -53,7 +53,7 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
 from specsim.acceptance.formulas import distinct_trigrams
 from specsim.cost.model import CostModel
-from specsim.cost.profile import Profile
+from specsim.cost.profile import Profile, ProfileDocument
 from specsim.io.arrays import Floats, Ints
 from specsim.io.errors import InputError
 from specsim.io.files import remove_folder, write_json, write_text
@@ -111,7 +111,7 @@ class Slices(TypedDict):
 
     slices: int
     sweeps: list[Samples]
-    profile: dict[str, Any]
+    profile: ProfileDocument
 
 
 class SlicedCosts:
@@ -187,7 +187,6 @@ class SlicedCosts:
     def _slice(self, name: str) -> None:
         """Measure another slice."""
         alone = name == PLAIN
-        kept: dict[str, Any] = {} if self.probers is None else {"probers": self.probers}
         self.profiles[name] = profile_slice(
             self.pairs[name],
             self.sweeps[name],
@@ -197,7 +196,7 @@ class SlicedCosts:
             sampler=self.record.sampler,
             seed=self.seed,
             tree_tokens=self.how.tree_tokens if self.record.tree is not None and not alone else 0,
-            **kept,
+            probers=self.probers,
         )
         self.slices[name] += 1
         sweeps = [samples.as_dict() for samples in self.sweeps[name]]
@@ -373,9 +372,8 @@ class _Ranking(Experiment):
     def limit_s(self) -> float:
         return self.settings.decode_until - time.monotonic()
 
-    def probing(self, pair: Pair) -> dict[str, Any]:
-        how = self.settings.costs or CostSettings()
-        return {"prober": (self.sliced.probers or {}).get(id(pair)), "enough": how.enough}
+    def probing(self, pair: Pair) -> tuple[Prober | None, int | None]:
+        return (self.sliced.probers or {}).get(id(pair)), (self.settings.costs or CostSettings()).enough
 
 
 def within(pair: Pair, settings: RecordSettings) -> RecordSettings:
@@ -518,17 +516,6 @@ class Board:
         return {name: PricedTrace(trace, self.profiles[name].cost) for name, trace in self.outcome.holdouts.items()}
 
     @cached_property
-    def known(self) -> dict[str, dict[str, PricedTrace]]:
-        """Held-out texts at the costs of the forecast and tuning texts at those of the run, by the drafter's name."""
-        return {
-            name: {
-                "text_known": PricedTrace(self.outcome.holdouts[name], self.outcome.costs[name].cost),
-                "costs_known": PricedTrace(self.outcome.trains[name], priced.cost),
-            }
-            for name, priced in self.priced.items()
-        }
-
-    @cached_property
     def looping(self) -> npt.NDArray[np.bool_]:
         """Whether each held-out text of a drafter over the plain target repeats itself [S]."""
         return np.array([share <= LOOPS for share in trigram_shares(self.outcome.holdouts[self.drafter_of_plain])])
@@ -557,6 +544,7 @@ def rows(board: Board) -> list[dict[str, Any]]:
     ranked_by, against = seconds, baseline_s
     if measurement is not None:
         against, *ranked_by, _ = measurement.seconds
+    known = {} if measurement is None else {name: board.outcome.partly_known(name) for name in board.pairs}
     order = np.argsort([own_s.sum() for own_s in ranked_by], kind="stable").tolist()
     by_replay, ranking = simultaneous(baseline_s, seconds), simultaneous(against, ranked_by)
     table = []
@@ -569,7 +557,7 @@ def rows(board: Board) -> list[dict[str, Any]]:
             holdout, measured = board.outcome.holdouts[entry.name], ranking.speedups[number]
             comparison = compared(measurement, 1 + number, measured, predicted, replayed, holdout)
             comparison["measured_sequence_seconds"] = ranked_by[number].tolist()
-            comparison |= speedups_on(board.known[entry.name], entry.candidate.policy, board.seed)
+            comparison |= speedups_on(known[entry.name], entry.candidate.policy, board.seed)
         table.append(
             {
                 **_settings(entry, board),

@@ -198,7 +198,7 @@ def _by_size(values: Sequence[float], sizes: Sequence[int] | Ints) -> Floats:
     return np.array(values)[np.minimum(sizes, len(values)) - 1][:, None]
 
 
-def rescaled(profile: Profile, probe: Probe, sources: Mapping[str, Any]) -> Profile:
+def rescaled(profile: Profile, probe: Probe, sources: Mapping[str, object]) -> Profile:
     """Rescale a profile with its stated errors to the state of the machine that a probe found.
 
     sources : what is kept of where the profile and the probe come from
