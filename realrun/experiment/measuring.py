@@ -87,13 +87,18 @@ class MeasuredCosts:
         met = [*self.met.values()]
         return ProbedText(self.prober, met, self.probed, prompt.tokens, output, left, self.enough)
 
-    def finish(self, prompt: Prompt, index: int) -> Samples:
-        """Probe what is still missing, where there were too few texts to probe along; the samples, for `resume`."""
+    def finish(self, prompt: Prompt, index: int, earlier: Samples | None = None) -> Samples:
+        """Probe what is still missing, where there were too few texts to probe along; the samples, for `resume`.
+
+        earlier : samples of earlier starts, which come first
+        """
         self.texts_left = 1
         probing = self.probing(prompt, index)
         while not probing.done:
             probing.advance()
-        return probing.samples.as_dict()
+        samples = Stream() if earlier is None else Stream.of(earlier)
+        samples.merge(probing.samples.as_dict())
+        return samples.as_dict()
 
     def resume(self, probed: Samples, texts: int = 1) -> None:
         """Go on with these samples of probes, as `Stream.as_dict` gives them, along so many of the texts."""
@@ -276,7 +281,8 @@ def measure_in_turns(
             if late and LEAST_DECODED <= index + 1 < len(prompts):
                 prompts, total = prompts[: index + 1], repeats * (index + 1)
                 break
-    probes = {name: _finished(cost.measured, prompts, missing.get(name)) for name, cost in costs.items()}
+    last = len(prompts) - 1
+    probes = {name: cost.measured.finish(prompts[last], last, missing.get(name)) for name, cost in costs.items()}
     if folder is not None:
         write_json({**missing, **probes}, folder / PROBES)
     return Measurement(arms, prompts, timings, load_from(ticks))
@@ -314,15 +320,6 @@ class _Decoding:
             shift=repeat % TURN_ROUNDS,
         )
         return SequenceRuns(runs, probing.samples.as_dict(), load())
-
-
-def _finished(measured: MeasuredCosts, prompts: Sequence[Prompt], earlier: Samples | None) -> Samples:
-    """Measure the cost samples that are still missing after the last prompt, and add those of earlier starts."""
-    stream = Stream()
-    if earlier is not None:
-        stream.merge(earlier)
-    stream.merge(measured.finish(prompts[-1], len(prompts) - 1))
-    return stream.as_dict()
 
 
 def _names(arms: Sequence[Arm]) -> list[list[Any]]:

@@ -54,12 +54,8 @@ from specsim.trace.joined import join_traces
 from specsim.trace.trace import Trace
 
 UNFINISHED = "validation.partial"  # folder, in the output's, of what is there before the result
-IDENTITY, PLAN, TUNED, DECODED = (
-    "settings.json",
-    "plan.json",
-    "tuned.json",
-    "decoded",
-)  # in the folder of an experiment that is not whole
+# In the folder of an experiment that is not whole.
+IDENTITY, PLAN, TUNED, DECODED = "settings.json", "plan.json", "tuned.json", "decoded"
 OTHER = f"{ANEW} or another --out"
 RECORD_STEPS = 2.0  # time of a recorded token, in decoding steps: its own, and the proposals behind it; trees take more
 RECORD_SHARE = 0.25  # of the minutes, at most for recording
