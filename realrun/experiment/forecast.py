@@ -6,7 +6,7 @@ The costs to tune under and to forecast by are profiled now, or are from before 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -216,9 +216,8 @@ class Forecast:
     @classmethod
     def read(cls, path: Path) -> Forecast:
         """Read forecast.json; InputError where it is malformed or of another version."""
-        keys = read_own(path, again=ANEW)
-        keys.pop("deploy", None)  # which follows from the rows
-        return from_keys(keys, cls, str(path), ANEW)
+        document, names = read_own(path, again=ANEW), [field.name for field in fields(cls)]
+        return from_keys({name: document[name] for name in names if name in document}, cls, str(path), ANEW)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of forecast.json."""
