@@ -77,8 +77,8 @@ def validate(
 
     Example: realrun validate --trace TRACE --target MODEL --draft-model SMALL_MODEL --out validation
     """
-    from realrun.experiment.joined import validate_joined
     from realrun.experiment.run import validate as run_validation
+    from realrun.experiment.run import validate_joined
     from realrun.experiment.timing import check_repeats
     from realrun.measure.record import longest_prompt
     from realrun.pairs.joined import join_pairs

@@ -17,8 +17,8 @@ import numpy as np
 from realrun.engines.compare import ANY_COST
 from realrun.engines.costs import EngineCosts, Rounds, Timed, fit_costs
 from realrun.engines.engine import Engine, Job, Setting, Turn
-from realrun.experiment.document import Forecast, choice_of
 from realrun.experiment.timing import check_repeats
+from realrun.experiment.validate import Promise, choice_of
 from realrun.machine_load import load_from, watch
 from realrun.measure.reuse import prompts_of
 from realrun.pairs.pair import Pair
@@ -207,7 +207,7 @@ def compared(
     floor = noise_floor_percent(null_arm)
     alone = rows[0]["predicted_tokens_per_second"]
     forecasts = [
-        Forecast(row["setting"], row["predicted_tokens_per_second"] / alone, seconds(arm))
+        Promise(row["setting"], row["predicted_tokens_per_second"] / alone, seconds(arm))
         for arm, row in enumerate(rows)
         if not row["profiled"]
     ]

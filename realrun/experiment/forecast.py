@@ -5,12 +5,11 @@ The costs to tune under and to forecast by are profiled now, or are from before 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,13 +24,14 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.cost.files import cost_path, read_cost, read_cost_document
 from specsim.cost.model import CostModel
-from specsim.cost.probe import probed_document
-from specsim.cost.profile import PROFILE_KIND, ProfileCost, noisy_profile, profile_from_json
-from specsim.io.files import digest, write_json
+from specsim.cost.probe import Probe, rescaled
+from specsim.cost.profile import Profile, ProfileCost
+from specsim.io.files import write_json
+from specsim.io.json import from_keys
 from specsim.io.progress import Progress
 from specsim.policy.base import Policy
 from specsim.replaying.forecast import forecast_interval
-from specsim.replaying.intervals import NO_SPECULATION
+from specsim.replaying.intervals import NO_SPECULATION, Estimate
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
 
@@ -43,7 +43,8 @@ UNKNOWN_SHARE = 0.5  # of the CPUs, where a system does not tell what other proc
 DRAWN = 16  # profiles, for the noise that costs bring into a forecast
 PROFILE_SHARE, PROBE_SHARE = 0.3, 0.04  # of the minutes, at most
 FORECAST = "forecast.json"
-FORECAST_KIND = "specsim-forecast"
+Before = Profile | CostModel | None  # costs from before; None where they are profiled now
+ANEW = "pass --overwrite"
 
 
 @dataclass(frozen=True)
@@ -58,46 +59,35 @@ class ForecastCosts:
     """
 
     cost: CostModel
-    facts: Mapping[str, Any]
+    facts: Mapping[str, object]
     run_error: float
     unprobed: CostModel | None = None
     drawn: Sequence[CostModel] = ()
 
     @classmethod
-    def profiled(cls, document: Mapping[str, Any], seed: int) -> ForecastCosts:
+    def profiled(cls, profile: Profile, seed: int) -> ForecastCosts:
         """Make costs of a profile that was measured just before."""
-        facts = {"source": "measured just before", **origin(document)}
-        cost = profile_from_json(document, "just measured")
-        return cls(cost, facts, run_error(document), drawn=drawn_costs(document, seed))
+        facts = {"source": "measured just before", **profile.origin}
+        return cls(profile.cost, facts, run_error(profile.others_percent), drawn=profile.draws(DRAWN, seed))
 
 
-@dataclass(frozen=True)
-class CostsBefore:
-    """Costs from before, and the document of their profile if they are one."""
-
-    source: str
-    cost: CostModel
-    profile: Mapping[str, Any] | None
-
-
-def costs_before(settings: ValidationSettings) -> CostsBefore | None:
-    """Read the costs that an experiment is to be forecast by; None where they are to be profiled now."""
+def costs_before(settings: ValidationSettings) -> Before:
+    """Read the costs that an experiment is to be forecast by."""
     if settings.cost is None:
         return None
-    document = read_cost_document(cost_path(settings.cost))
-    is_profile = isinstance(document, Mapping) and document.get("kind") == PROFILE_KIND
-    return CostsBefore(str(settings.cost), read_cost(settings.cost), document if is_profile else None)
+    path, cost = cost_path(settings.cost), read_cost(settings.cost)
+    return Profile.from_json(read_cost_document(path), str(path)) if isinstance(cost, ProfileCost) else cost
 
 
 def probed(
-    pair: Pair, prompts: Sequence[Prompt], settings: ExperimentSettings, before: CostsBefore | None, progress: Progress
-) -> dict[str, Any]:
+    pair: Pair, prompts: Sequence[Prompt], settings: ExperimentSettings, before: Before, progress: Progress
+) -> Probe:
     """Probe the machine's state at the shortest and the longest context of the prompts, within those of the costs."""
     longest = longest_prompt(pair, PASS_TOKENS + 1, 0)  # that leaves room for the probe's passes
     contexts = np.minimum(contexts_of(prompts, settings.record.max_new_tokens), longest)[[0, -1]]
-    if before is not None and isinstance(before.cost, ProfileCost):
+    if isinstance(before, Profile):
         contexts = contexts.clip(before.cost.contexts[0], before.cost.contexts[-1])
-    return probe(
+    document = probe(
         pair,
         contexts=[*dict.fromkeys(contexts.tolist())],
         limit_s=limit_s(probe_module.LIMIT_S, PROBE_SHARE, settings.minutes),
@@ -105,19 +95,15 @@ def probed(
         seed=settings.seed,
         progress=lambda done, total: progress("probe", done, total),
     )
-
-
-def decoding_step_s(state: Mapping[str, Any]) -> float:
-    """Return the seconds of a decoding step in a probe."""
-    return float(np.mean(state["mean_s"]["autoregressive"]))
+    return Probe.from_json(document)
 
 
 def forecast_costs(
     pair: Pair,
     prompts: Sequence[Prompt],
-    settings: ExperimentSettings,
-    before: CostsBefore | None,
-    state: Mapping[str, Any],
+    settings: ValidationSettings,
+    before: Before,
+    state: Probe,
     path: Path,
     progress: Progress,
 ) -> ForecastCosts:
@@ -127,22 +113,18 @@ def forecast_costs(
     """
     if before is None:
         return ForecastCosts.profiled(tuning_profile(pair, prompts, settings, path, progress), settings.seed)
-    if before.profile is None:  # other forms of costs have no times to rescale
-        return ForecastCosts(before.cost, {"source": before.source}, OLD_RUN_ERROR)
-    sources = {"source": before.source, **origin(before.profile)}
-    document = probed_document(before.profile, state, sources)
-    return ForecastCosts(
-        profile_from_json(document, before.source),
-        {**sources, "probed": document["probed"]},
-        run_error(state),
-        before.cost,
-        drawn_costs(document, settings.seed),
-    )
+    source = {"source": str(settings.cost)}
+    if isinstance(before, CostModel):  # other forms of costs have no times to rescale
+        return ForecastCosts(before, source, OLD_RUN_ERROR)
+    sources = {**source, **before.origin}
+    now, error = rescaled(before, state, sources), run_error(state.others_percent)
+    facts = {**sources, "probed": now.as_dict()["probed"]}
+    return ForecastCosts(now.cost, facts, error, before.cost, now.draws(DRAWN, settings.seed))
 
 
 def tuning_profile(
     pair: Pair, prompts: Sequence[Prompt], settings: ExperimentSettings, path: Path, progress: Progress
-) -> dict[str, Any]:
+) -> Profile:
     """Measure what rounds cost before anything is decoded, or read it from this file of an earlier start."""
     if not path.is_file():
         document = profile(
@@ -156,16 +138,17 @@ def tuning_profile(
             progress=lambda done, total: progress("profile", done, total),
         )
         write_json(document, path)
-    return read_own(path, again="pass --overwrite")
+    return Profile.from_json(read_own(path, again=ANEW), str(path))
 
 
-def run_error(document: Mapping[str, Any]) -> float:
-    """Estimate by how much speedups under the costs of a profile or probe differ from those of a run, by its load.
+def run_error(others_percent: float | None) -> float:
+    """Estimate by how much speedups under the costs of a profile or probe differ from those of a run.
+
+    others_percent : of the CPUs, used by other processes when the costs were measured
 
     Returns the standard deviation of their logarithm.
     """
-    percent = document.get("load", {}).get("others_percent")
-    share = UNKNOWN_SHARE if percent is None else percent / 100
+    share = UNKNOWN_SHARE if others_percent is None else others_percent / 100
     return IDLE_RUN_ERROR + BUSY_RUN_ERROR * share**2
 
 
@@ -180,39 +163,90 @@ def limit_s(longest_s: float, share: float, minutes: float) -> float:
     return min(longest_s, 60 * minutes * share) if minutes else longest_s
 
 
-def drawn_costs(document: Mapping[str, Any], seed: int) -> list[CostModel]:
-    """Draw profiles within the stated errors of this profile, to propagate its noise into forecasts."""
-    if "relative_half_width" not in document:
-        return []
-    rng = np.random.default_rng(seed)
-    return [profile_from_json(noisy_profile(document, rng), "just measured") for _ in range(DRAWN)]
+@dataclass(frozen=True)
+class ForecastRow:
+    """Forecast of a policy.
 
+    forecast : of the speedup, with "low" and "high"
+    forecast_without_probe : at the costs before a probe rescaled them; None without a probe
+    drafter : None where there is only one
+    """
 
-def origin(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Identify a profile by its digest, and by where and when it was measured."""
-    made = document.get("provenance", {})
-    return {"digest": digest(json.dumps(document)), **{name: made.get(name) for name in ("date", "device")}}
-
-
-class ForecastRow(TypedDict):
-    """Forecast of a policy, and the speedup at the costs before a probe rescaled them."""
-
+    policy: str
     label: str
     params: dict[str, Any]
+    role: str
     forecast: dict[str, float]
-    forecast_without_probe: NotRequired[float]
+    tokens_per_s: float
+    forecast_without_probe: float | None = None
+    drafter: str | None = None
+
+    @property
+    def speedup(self) -> Estimate:
+        """Return the forecast as a number with its interval."""
+        return Estimate(**self.forecast)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row of forecast.json."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
-class ForecastFile(TypedDict):
-    """Keys of forecast.json that a later start reads."""
+@dataclass(frozen=True)
+class Forecast:
+    """Every policy's speedup as forecast before any held-out prompt is decoded; forecast.json.
 
-    rows: list[ForecastRow]
+    made : when
+    sealed : whether none of the held-out prompts had been decoded
+    drafter : several where rows name their drafter
+    sequences : numbers of prompts, "tuning" and "holdout"
+    costs : where they are from
+    """
+
+    made: str
     sealed: bool
+    target: str
+    drafter: str | list[str]
+    sequences: dict[str, int]
+    baseline_tokens_per_s: float
+    rows: Sequence[ForecastRow]
+    costs: dict[str, Any]
+    kind: Literal["specsim-forecast"] = "specsim-forecast"
+    version: Literal[1] = 1
+
+    @classmethod
+    def read(cls, path: Path) -> Forecast:
+        """Read forecast.json; InputError where it is malformed or of another version."""
+        document, names = read_own(path, again=ANEW), [field.name for field in fields(cls)]
+        return from_keys({name: document[name] for name in names if name in document}, cls, str(path), ANEW)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of forecast.json."""
+        return {**vars(self), "deploy": self.deploy, "rows": [row.as_dict() for row in self.rows]}
+
+    def summary(self) -> dict[str, Any]:
+        """Return the document without its rows."""
+        return {key: value for key, value in self.as_dict().items() if key != "rows"}
+
+    @property
+    def best(self) -> ForecastRow:
+        """Return the fastest policy's row."""
+        return max(self.rows, key=lambda row: row.speedup)
+
+    @property
+    def deploy(self) -> str:
+        """Label of the fastest, which may be no speculation."""
+        return self.best.label if self.best.speedup > 1 else NO_SPECULATION
+
+    def __str__(self) -> str:
+        return (
+            f"forecast: {self.best.label}, {self.best.speedup} times as fast as without speculation, from "
+            f"{self.sequences['tuning']} tuning prompts; {self.sequences['holdout']} held-out prompts follow"
+        )
 
 
 def forecast(
     chosen: Sequence[Candidate], train: Trace, costs: ForecastCosts, *, held_out: int, sealed: bool, seed: int
-) -> dict[str, Any]:
+) -> Forecast:
     """Forecast every policy's speedup and tokens per second on prompts that are not decoded yet.
 
     Parameters
@@ -224,18 +258,18 @@ def forecast(
 
     Returns
     -------
-    dict
-        The document of forecast.json: "rows" in the order of `chosen`, and "deploy", the label of the fastest, which
-        may be no speculation.
+    Forecast
+        With rows in the order of `chosen`.
     """
     priced = PricedTrace(train, costs.cost)
     noisy = [PricedTrace(train, cost) for cost in costs.drawn]
-    before = {} if costs.unprobed is None else {"forecast_without_probe": PricedTrace(train, costs.unprobed)}
+    before = None if costs.unprobed is None else PricedTrace(train, costs.unprobed)
     baseline_tokens_per_s = float(train.output_tokens.sum() / priced.baseline_s.sum())
-    rows: list[dict[str, Any]] = []
+    rows = []
     for candidate in chosen:
-        replayed = priced.replay(candidate.policy, seed=seed)
-        drawn = [other.replay(candidate.policy, seed=seed).speedup for other in noisy]
+        policy = candidate.policy
+        replayed = priced.replay(policy, seed=seed)
+        drawn = [other.replay(policy, seed=seed).speedup for other in noisy]
         speedup = forecast_interval(
             replayed.autoregressive_s,
             replayed.speculative_s,
@@ -245,30 +279,26 @@ def forecast(
             run_error=costs.run_error,
         )
         rows.append(
-            {
-                "policy": candidate.policy.name,
-                "label": str(candidate.policy),
-                "params": candidate.policy.settings,
-                "role": candidate.role,
-                "forecast": speedup.as_dict(),
-                "tokens_per_s": baseline_tokens_per_s * speedup,
-                **speedups_on(before, candidate.policy, seed),
-            }
+            ForecastRow(
+                policy.name,
+                str(policy),
+                policy.settings,
+                candidate.role,
+                speedup.as_dict(),
+                baseline_tokens_per_s * speedup,
+                None if before is None else float(before.replay(policy, seed=seed).speedup),
+            )
         )
-    best = max(rows, key=lambda row: row["forecast"]["estimate"])
-    return {
-        "kind": FORECAST_KIND,
-        "version": 1,
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "sealed": sealed,
-        "target": train.meta["target"],
-        "drafter": train.meta["drafter"],
-        "sequences": {"tuning": train.sequences, "holdout": held_out},
-        "baseline_tokens_per_s": baseline_tokens_per_s,
-        "deploy": best["label"] if best["forecast"]["estimate"] > 1 else NO_SPECULATION,
-        "rows": rows,
-        "costs": dict(costs.facts),
-    }
+    return Forecast(
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        sealed=sealed,
+        target=train.meta["target"],
+        drafter=train.meta["drafter"],
+        sequences={"tuning": train.sequences, "holdout": held_out},
+        baseline_tokens_per_s=baseline_tokens_per_s,
+        rows=rows,
+        costs=dict(costs.facts),
+    )
 
 
 def speedups_on(traces: Mapping[str, PricedTrace], policy: Policy, seed: int) -> dict[str, float]:
@@ -276,13 +306,13 @@ def speedups_on(traces: Mapping[str, PricedTrace], policy: Policy, seed: int) ->
     return {name: float(priced.replay(policy, seed=seed).speedup) for name, priced in traces.items()}
 
 
-def sealed_forecast(folder: Path, made: dict[str, Any]) -> dict[str, Any]:
+def sealed_forecast(folder: Path, made: Forecast) -> Forecast:
     """Keep a forecast in its folder; one that an earlier start of the job made of the same policies stands."""
     path = folder / FORECAST
     if path.is_file():
-        old = read_own(path, ForecastFile, again="pass --overwrite")
-        earlier, wanted = ([[row["label"], row["params"]] for row in document["rows"]] for document in (old, made))
+        old = Forecast.read(path)
+        earlier, wanted = ([(row.label, row.params) for row in forecast.rows] for forecast in (old, made))
         if earlier == wanted:
             return old
-    write_json(made, path)
+    write_json(made.as_dict(), path)
     return made

@@ -18,15 +18,16 @@ import numpy as np
 
 from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler
-from realrun.experiment.timing import Arm, Timings, decode_sequence, turned, wall_clock, warm_up
+from realrun.experiment.timing import Arm, Timings, WallClock, decode_sequence, turned, warm_up
 from realrun.kept_files import read_kept
 from realrun.machine_load import Load, Ticks, load_from, watch
 from realrun.measure.interleaving import TURN_ROUNDS
 from realrun.measure.profile import contexts_between
 from realrun.measure.stream import Samples, Stream
-from realrun.measure.sweeps import ProbedText, Prober, profile_document
+from realrun.measure.sweeps import ProbedText, Prober, profile_from
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
+from specsim.cost.profile import Profile
 from specsim.cost.table import context_range
 from specsim.io.arrays import Floats
 from specsim.io.files import write_json
@@ -86,15 +87,20 @@ class MeasuredCosts:
         met = [*self.met.values()]
         return ProbedText(self.prober, met, self.probed, prompt.tokens, output, left, self.enough)
 
-    def finish(self, prompt: Prompt, index: int) -> dict[str, Any]:
-        """Probe what is still missing, where there were too few texts to probe along; the samples, for `resume`."""
+    def finish(self, prompt: Prompt, index: int, earlier: Samples | None = None) -> Samples:
+        """Probe what is still missing, where there were too few texts to probe along; the samples, for `resume`.
+
+        earlier : samples of earlier starts, which come first
+        """
         self.texts_left = 1
         probing = self.probing(prompt, index)
         while not probing.done:
             probing.advance()
-        return probing.samples.as_dict()
+        samples = Stream() if earlier is None else Stream.of(earlier)
+        samples.merge(probing.samples.as_dict())
+        return samples.as_dict()
 
-    def resume(self, probed: Mapping[str, Any], texts: int = 1) -> None:
+    def resume(self, probed: Samples, texts: int = 1) -> None:
         """Go on with these samples of probes, as `Stream.as_dict` gives them, along so many of the texts."""
         self.probed.merge(probed)
         self.texts_left = max(1, self.texts_left - texts)
@@ -104,12 +110,12 @@ class MeasuredCosts:
         for run in runs:
             self._add(self.met.setdefault(str(run[0]), Stream()), [run])
 
-    def document(self, runs: Iterable[Run], repeats: int) -> dict[str, Any]:
-        """The profile that follows from these runs and the probes, as JSON."""
+    def profile(self, runs: Iterable[Run], repeats: int) -> Profile:
+        """The profile that follows from these runs and the probes."""
         stream = Stream()
         stream.merge(self.probed.as_dict())
         self._add(stream, runs)
-        return profile_document(stream, self.contexts, self.prober, self.seed, repeats=repeats)
+        return profile_from(stream, self.contexts, self.prober, self.seed, {}, repeats=repeats)
 
     def _add(self, stream: Stream, runs: Iterable[Run]) -> None:
         for policy, prompt_tokens, rounds in runs:
@@ -151,7 +157,7 @@ class SequenceRuns(NamedTuple):
     """Every arm's run of a sequence in a repeat, the samples of probes among them, and the machine's ticks."""
 
     runs: list[Decoded]
-    probes: Mapping[str, Any]
+    probes: Samples
     ticks: Ticks
 
 
@@ -205,10 +211,10 @@ class Measurement:
             for prompt, rounds in zip(self.prompts, self.typical_rounds(arm), strict=True):
                 yield self.arms[arm].policy, len(prompt.tokens), rounds
 
-    def wall_clock(self, arm: int, measured: Estimate) -> dict[str, Any]:
-        """Return the arm's wall-clock speedup beside the measured one, as `realrun.experiment.timing.wall_clock`."""
+    def wall_clock(self, arm: int, measured: Estimate) -> WallClock:
+        """Return the arm's wall-clock speedup beside the measured one."""
         baseline_s, own_s = (self.timings.wall_s_for_baseline(number, self.sequences) for number in (0, arm))
-        return wall_clock(baseline_s, own_s, measured, self.noise_floor_percent)
+        return WallClock.of(baseline_s, own_s, measured, self.noise_floor_percent)
 
 
 def measure_in_turns(
@@ -254,7 +260,7 @@ def measure_in_turns(
             measured = costs[names[number % len(names)]].measured
             path = None if folder is None else folder / f"{repeat}-{index}.json"
             # Sequences behind a newly decoded sequence would go on from other states.
-            done = _runs_from(read_kept(path, SequenceFile), arms) if path and resuming else None
+            done = _runs_from(path, arms) if path and resuming else None
             if done is None:
                 resuming = False
                 if not decoding.warm:
@@ -275,7 +281,8 @@ def measure_in_turns(
             if late and LEAST_DECODED <= index + 1 < len(prompts):
                 prompts, total = prompts[: index + 1], repeats * (index + 1)
                 break
-    probes = {name: _finished(cost.measured, prompts, missing.get(name)) for name, cost in costs.items()}
+    last = len(prompts) - 1
+    probes = {name: cost.measured.finish(prompts[last], last, missing.get(name)) for name, cost in costs.items()}
     if folder is not None:
         write_json({**missing, **probes}, folder / PROBES)
     return Measurement(arms, prompts, timings, load_from(ticks))
@@ -315,30 +322,26 @@ class _Decoding:
         return SequenceRuns(runs, probing.samples.as_dict(), load())
 
 
-def _finished(measured: MeasuredCosts, prompts: Sequence[Prompt], earlier: Samples | None) -> dict[str, Any]:
-    """Measure the cost samples that are still missing after the last prompt, and add those of earlier starts."""
-    stream = Stream()
-    if earlier is not None:
-        stream.merge(earlier)
-    stream.merge(measured.finish(prompts[-1], len(prompts) - 1))
-    return stream.as_dict()
-
-
 def _names(arms: Sequence[Arm]) -> list[list[Any]]:
     """Return names and settings of arms, as JSON gives them back."""
     return json.loads(json.dumps([[arm.name, arm.policy and arm.policy.settings] for arm in arms]))
 
 
-def _as_json(arms: Sequence[Arm], done: SequenceRuns) -> dict[str, Any]:
-    runs = [
-        {"tokens": run.tokens, "rounds": [astuple(round_) for round_ in run.rounds], "state": run.state}
+def _as_json(arms: Sequence[Arm], done: SequenceRuns) -> SequenceFile:
+    runs: list[RunFile] = [
+        {
+            "tokens": run.tokens,
+            "rounds": [[*astuple(round_)] for round_ in run.rounds],
+            "state": None if run.state is None else [*run.state],
+        }
         for run in done.runs
     ]
-    return {"arms": _names(arms), "runs": runs, "probes": done.probes, "ticks": done.ticks}
+    return {"arms": _names(arms), "runs": runs, "probes": done.probes, "ticks": [*done.ticks]}
 
 
-def _runs_from(document: Any, arms: Sequence[Arm]) -> SequenceRuns | None:
-    """Return the runs in a file's document; None if it is None or of other arms."""
+def _runs_from(path: Path, arms: Sequence[Arm]) -> SequenceRuns | None:
+    """Return the runs in a file; None if there are none, or of other arms."""
+    document = read_kept(path, SequenceFile)
     if document is None or document["arms"] != _names(arms):
         return None
     runs = [

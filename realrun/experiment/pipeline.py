@@ -10,31 +10,32 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 import torch
 
-from realrun.experiment.budget import Plan
-from realrun.experiment.forecast import ForecastCosts, decoding_step_s, forecast, probed, sealed_forecast
+from realrun.experiment.forecast import ANEW, Forecast, ForecastCosts, ForecastRow, forecast, probed, sealed_forecast
 from realrun.experiment.measuring import Costs, MeasuredCosts, Measurement, Run, measure_in_turns
 from realrun.experiment.settings import Candidate, ExperimentSettings
 from realrun.experiment.timing import make_arm
-from realrun.kept_files import read_own
+from realrun.kept_files import read_kept, read_own
 from realrun.lm.clock import clock_name
 from realrun.lm.variants import expansion_of
 from realrun.measure.record import RecordSettings, has_recorded
 from realrun.measure.reuse import check_job, recorded_trace, recording_identity
+from realrun.measure.sweeps import Prober
 from realrun.pairs.pair import Pair
-from realrun.pairs.prompts import Prompt
+from realrun.pairs.prompts import Prompt, spread
 from realrun.provenance import device_name
 from speckernels import backend_for
 from specsim.cost.joined import JoinedCost
 from specsim.cost.model import CostModel
-from specsim.cost.profile import profile_from_json
+from specsim.cost.probe import Probe
+from specsim.cost.profile import Profile
 from specsim.io.arrays import Ints
 from specsim.io.errors import InputError
 from specsim.io.files import remove_folder, write_json
@@ -47,20 +48,21 @@ from specsim.policy.base import Policy, Variant, build_policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
 from specsim.replaying.checks import check_covered, check_replayable
-from specsim.replaying.intervals import NO_SPECULATION, interval_text
 from specsim.replaying.priced import PricedTrace
+from specsim.trace.files import read_trace
 from specsim.trace.joined import join_traces
 from specsim.trace.trace import Trace
 
 UNFINISHED = "validation.partial"  # folder, in the output's, of what is there before the result
-IDENTITY, PLAN, TUNED, DECODED = (
-    "settings.json",
-    "plan.json",
-    "tuned.json",
-    "decoded",
-)  # in the folder of an experiment that is not whole
-ANEW = "pass --overwrite"
+# In the folder of an experiment that is not whole.
+IDENTITY, PLAN, TUNED, DECODED = "settings.json", "plan.json", "tuned.json", "decoded"
 OTHER = f"{ANEW} or another --out"
+RECORD_STEPS = 2.0  # time of a recorded token, in decoding steps: its own, and the proposals behind it; trees take more
+RECORD_SHARE = 0.25  # of the minutes, at most for recording
+DECODE_FACTOR = 1.4  # time of decoding with all arms over the arms' own rounds: probes of costs take turns too
+END_S = 15.0  # for the probe and the report after decoding
+LEAST_PROMPTS, LEAST_HELD_OUT, ENOUGH_HELD_OUT = 8, 4, 12
+ENOUGH_POLICIES = 2
 
 log = logging.getLogger("realrun")
 
@@ -87,10 +89,9 @@ class Contender:
     parts: Mapping[Path, Pair]
     record: RecordSettings
 
-    def cost(self, profiles: Sequence[Mapping[str, Any]]) -> CostModel:
+    def cost(self, profiles: Sequence[Profile]) -> CostModel:
         """Make the costs of its rounds from a profile of each part."""
-        costs = tuple(profile_from_json(profile, "just measured") for profile in profiles)
-        return costs[0] if len(costs) == 1 else JoinedCost(costs)
+        return profiles[0].cost if len(profiles) == 1 else JoinedCost(tuple(profile.cost for profile in profiles))
 
     def runs(self, part: int, measurement: Measurement, arms: Sequence[int]) -> Iterator[Run]:
         """Yield the runs of these arms: of a contender with several parts only the rounds that this part drafted."""
@@ -101,11 +102,11 @@ class Contender:
 
 @dataclass(frozen=True)
 class Entry:
-    """A policy that is decoded. name : its contender's; forecast : its row of forecast.json"""
+    """A policy that is decoded. name : its contender's; forecast : its forecast"""
 
     name: str
     candidate: Candidate
-    forecast: Mapping[str, Any]
+    forecast: ForecastRow
 
     @property
     def title(self) -> str:
@@ -115,7 +116,7 @@ class Entry:
     @property
     def speedup(self) -> float:
         """Return the forecast without its interval."""
-        return float(self.forecast["forecast"]["estimate"])
+        return self.forecast.speedup.estimate
 
 
 @dataclass(frozen=True)
@@ -134,15 +135,23 @@ class Outcome:
     trains: Mapping[str, Trace]
     holdouts: Mapping[str, Trace]
     costs: Mapping[str, ForecastCosts]
-    forecast: Mapping[str, Any]
+    forecast: Forecast
     measurement: Measurement | None
-    profiles: Mapping[str, Sequence[dict[str, Any]]]
+    profiles: Mapping[str, Sequence[Profile]]
     skipped: Sequence[tuple[str, str, str]]
     tuning_prompts: int
 
     def run_cost(self, name: str) -> CostModel:
         """Return the costs of a contender's rounds while it decoded."""
         return self.contenders[name].cost(self.profiles[name])
+
+    def partly_known(self, name: str) -> dict[str, PricedTrace]:
+        """Return the held-out text at the costs of the forecast, and the tuning text at the costs of the run."""
+        holdout, costs = self.holdouts[name], self.costs[name]
+        text_known = {"text_known": PricedTrace(holdout, costs.cost)}
+        if costs.unprobed is not None:
+            text_known["text_known_without_probe"] = PricedTrace(holdout, costs.unprobed)
+        return {**text_known, "costs_known": PricedTrace(self.trains[name], self.run_cost(name))}
 
 
 class Experiment(ABC):
@@ -177,14 +186,14 @@ class Experiment(ABC):
         return [folder for contender in self.contenders.values() for folder in contender.parts]
 
     @cached_property
-    def state(self) -> Mapping[str, Any]:
+    def state(self) -> Probe:
         """Probe the machine's state."""
         return probed(self.plain, self.given, self.settings, None, self.progress)
 
     def run(self) -> Outcome:
         """Do all steps. Errors are those of `realrun.validate`."""
         settings, contenders = self.settings, self.contenders
-        plan = Plan(self.folder / PLAN, settings, lambda: decoding_step_s(self.state))
+        plan = Plan(self.folder / PLAN, settings, lambda: self.state.decoding_step_s)
         recorded = next((folder for folder in self.traces if folder.exists() and not self.overwrite), None)
         self.prompts = plan.to_record(self.given, recorded)
         self.split = tuning, held = check_job(
@@ -206,15 +215,15 @@ class Experiment(ABC):
             self.skipped += [(name, candidate.variant, plan.reason) for candidate in left_out]
             tuned[name] = [candidate for candidate in chosen if candidate not in left_out]
         held = held[decoded]
-        document = sealed_forecast(self.folder, self.forecast(tuned, trains, costs, len(held), sealed=sealed))
-        log.info(forecast_text(document))
+        made = sealed_forecast(self.folder, self.forecast(tuned, trains, costs, len(held), sealed=sealed))
+        log.info(str(made))
 
-        rows = iter(document["rows"])
+        rows = iter(made.rows)
         entries = [Entry(name, candidate, next(rows)) for name, chosen in tuned.items() for candidate in chosen]
         holdouts = {name: trace.select(held) for name, trace in self.record(held, "record", whole=True).items()}
         contenders = self.contenders  # without those that could not be recorded
         entries = [entry for entry in entries if entry.name in contenders]
-        measurement, profiles = None, dict[str, list[dict[str, Any]]]()
+        measurement, profiles = None, dict[str, list[Profile]]()
         if settings.repeats:
             measurement, profiles = self.decode(entries, [self.prompts[n] for n in held], trains, holdouts, costs)
             holdouts = {name: trace.select(measurement.sequences) for name, trace in holdouts.items()}
@@ -224,7 +233,7 @@ class Experiment(ABC):
             trains={name: trains[name] for name in contenders},
             holdouts=holdouts,
             costs={name: costs[name] for name in contenders},
-            forecast=document,
+            forecast=made,
             measurement=measurement,
             profiles=profiles,
             skipped=self.skipped,
@@ -289,21 +298,21 @@ class Experiment(ABC):
         held_out: int,
         *,
         sealed: bool,
-    ) -> dict[str, Any]:
+    ) -> Forecast:
         """Forecast all policies; the rows of several contenders name the contender ahead of the policy."""
-        made: dict[str, Any] = {}
-        for name, chosen in tuned.items():
-            one = forecast(chosen, trains[name], costs[name], held_out=held_out, sealed=sealed, seed=self.settings.seed)
-            if len(tuned) == 1:
-                return one
-            rows = [
-                {**row, "drafter": name, "label": f"{name}, {candidate.variant}"}
-                for row, candidate in zip(one["rows"], chosen, strict=True)
-            ]
-            made = {**one, "rows": [*made.get("rows", []), *rows]}
-        best = max(made["rows"], key=lambda row: float(row["forecast"]["estimate"]))
-        deploy = best["label"] if best["forecast"]["estimate"] > 1 else NO_SPECULATION
-        return {**made, "drafter": [*tuned], "deploy": deploy}
+        made = {
+            name: forecast(chosen, trains[name], costs[name], held_out=held_out, sealed=sealed, seed=self.settings.seed)
+            for name, chosen in tuned.items()
+        }
+        *_, last = made.values()
+        if len(made) == 1:
+            return last
+        rows = [
+            replace(row, drafter=name, label=f"{name}, {candidate.variant}")
+            for name, one in made.items()
+            for row, candidate in zip(one.rows, tuned[name], strict=True)
+        ]
+        return replace(last, rows=rows, drafter=[*tuned])
 
     def arm_name(self, entry: Entry) -> str:
         """Name an entry's arm."""
@@ -313,9 +322,9 @@ class Experiment(ABC):
         """Return the seconds that decoding may take."""
         return math.inf
 
-    def probing(self, pair: Pair) -> dict[str, Any]:
-        """Return what `MeasuredCosts` of this pair shares with earlier measurements."""
-        return {}
+    def probing(self, pair: Pair) -> tuple[Prober | None, int | None]:
+        """Return the prober of earlier measurements of this pair, and how many samples of each cost are enough."""
+        return None, None
 
     def decode(
         self,
@@ -324,7 +333,7 @@ class Experiment(ABC):
         trains: Mapping[str, Trace],
         holdouts: Mapping[str, Trace],
         costs: Mapping[str, ForecastCosts],
-    ) -> tuple[Measurement, dict[str, list[dict[str, Any]]]]:
+    ) -> tuple[Measurement, dict[str, list[Profile]]]:
         """Decode the held-out prompts, and measure what the rounds of every part of a contender cost meanwhile.
 
         Every prompt is decoded at once by the baseline, by every entry, and by the baseline once more, which shows what
@@ -350,7 +359,7 @@ class Experiment(ABC):
         own_arms = {name: [arm for arm, (of, _) in enumerate(policies, start=1) if of == name] for name, _, _ in parts}
         measured: dict[tuple[str, int], Costs] = {}
         for name, part, pair in parts:
-            contender = self.contenders[name]
+            contender, (prober, enough) = self.contenders[name], self.probing(pair)
             own_baseline = contender.pair is self.plain
             joined = len(contender.parts) > 1  # an arm's rounds are those of several parts
             cost = MeasuredCosts(
@@ -362,7 +371,8 @@ class Experiment(ABC):
                 texts=math.ceil(settings.repeats * len(prompts) / len(parts)),
                 own_baseline=own_baseline,
                 beside=trains[name],
-                **self.probing(pair),
+                prober=prober,
+                enough=enough,
             )
             arms_of_cost = [*(baselines if own_baseline else []), *([] if joined else own_arms[name])]
             measured[name, part] = Costs(cost, sorted(arms_of_cost))
@@ -377,10 +387,10 @@ class Experiment(ABC):
             progress=lambda done, total: self.progress("decode", done, total),
             limit_s=self.limit_s(),
         )
-        profiles: dict[str, list[dict[str, Any]]] = {name: [] for name in self.contenders}
+        profiles: dict[str, list[Profile]] = {name: [] for name in self.contenders}
         for name, part, _ in parts:
             runs = self.contenders[name].runs(part, measurement, sorted([*baselines, *own_arms[name]]))
-            profiles[name].append(measured[name, part].measured.document(runs, settings.repeats))
+            profiles[name].append(measured[name, part].measured.profile(runs, settings.repeats))
         return measurement, profiles
 
 
@@ -399,16 +409,6 @@ class Validation(Experiment):
         for path in [*self.folder.glob("tun*.json"), *self.folder.glob("forecast*.json")]:
             path.replace(out / path.name)
         remove_folder(self.folder)
-
-
-def forecast_text(document: Mapping[str, Any]) -> str:
-    """Say in a line what a forecast promises of the fastest policy."""
-    best = max(document["rows"], key=lambda row: float(row["forecast"]["estimate"]))
-    sequences = document["sequences"]
-    return (
-        f"forecast: {best['label']}, {interval_text(best['forecast'])} times as fast as without speculation, from "
-        f"{sequences['tuning']} tuning prompts; {sequences['holdout']} held-out prompts follow"
-    )
 
 
 def join_parts(traces: Mapping[str, Trace]) -> Trace:
@@ -456,7 +456,7 @@ def candidates(
     chosen: list[Candidate] = []
     priced = PricedTrace(train, cost)
     served, skipped = applicable_variants(train, POLICIES.values() if kinds is None else kinds, cost)
-    tuned: dict[str, Any] = {}
+    tuned: dict[str, TunedFile] = {}
     if kept is not None and kept.is_file():
         tuned = read_own(kept, dict[str, TunedFile], again="delete it to tune again")
     for done, (kind, variant) in enumerate(served):
@@ -479,7 +479,7 @@ def candidates(
     return chosen, skipped
 
 
-def _tuned(kind: type[Policy], variant: Variant, priced: PricedTrace, search: SearchSettings) -> dict[str, Any]:
+def _tuned(kind: type[Policy], variant: Variant, priced: PricedTrace, search: SearchSettings) -> TunedFile:
     """Tune a policy: its settings and where they come from, or the reason why it cannot be validated."""
     try:
         policy = fit_variant(kind, variant, priced, search)
@@ -490,3 +490,106 @@ def _tuned(kind: type[Policy], variant: Variant, priced: PricedTrace, search: Se
         return {"reason": str(error)}
     by_default = "fixed_k" if kind is FixedK else "fitted" if needs_fitting(kind) else "default"
     return {"params": policy.settings, "role": "tuned" if variant.tuned else by_default, "train_speedup": forecast}
+
+
+class PlanFile(TypedDict, total=False):
+    """Plan that an earlier start of the same job wrote: number of prompts to record; numbers of what is decoded."""
+
+    step_s: float
+    prompts: int
+    policies: list[int]
+    held_out: list[int]
+
+
+class Plan:
+    """Prompts and policies that fit into the minutes of an experiment; a file keeps them for a later start.
+
+    The most telling comes first: the policy that the forecast would deploy, then the best variant of every other policy
+    by forecast, then the other variants, on prompts spread evenly over the domains. Times are estimated from decoding
+    steps, so they hold as long as the machine stays as it is.
+
+    step_s : function that measures the seconds of a decoding step, called where the file does not tell them
+    """
+
+    def __init__(self, path: Path, settings: ExperimentSettings, step_s: Callable[[], float]):
+        self.path, self.settings, self.measure_step_s = path, settings, step_s
+        self.kept: dict[str, Any] = read_kept(path, PlanFile) or {}
+
+    @property
+    def reason(self) -> str:
+        """Explain in the result why a policy was not decoded."""
+        return f"left out to fit --minutes {self.settings.minutes:g}"
+
+    @property
+    def prompt_s(self) -> float:
+        """Compute the seconds that decoding a prompt takes without speculation."""
+        if "step_s" not in self.kept:
+            self._keep({"step_s": self.measure_step_s()})
+        return float(self.kept["step_s"]) * self.settings.record.max_new_tokens
+
+    def to_record(self, prompts: Sequence[Prompt], recorded: Path | None) -> Sequence[Prompt]:
+        """Select the prompts to record. recorded : a finished trace of this job, whose prompts stay as they are"""
+        if not self.settings.minutes:
+            return prompts
+        if "prompts" not in self.kept:
+            affordable = int(60 * self.settings.minutes * RECORD_SHARE / (RECORD_STEPS * self.prompt_s))
+            count = max(LEAST_PROMPTS, affordable) if recorded is None else read_trace(recorded).sequences
+            self._keep({"prompts": min(count, len(prompts))})
+        return spread(prompts, self.kept["prompts"])
+
+    def to_decode(
+        self, tuned: Sequence[Candidate], held_out: Sequence[Prompt], spent_s: float, *, least_policies: int = 1
+    ) -> tuple[list[Candidate], list[int]]:
+        """Choose the policies and held-out prompts to decode in the time that is left; prompts by number."""
+        if not self.settings.minutes or not self.settings.repeats:  # without repeats nothing is decoded
+            return list(tuned), list(range(len(held_out)))
+        if "policies" not in self.kept:
+            left_s = 60 * self.settings.minutes - spent_s - END_S
+            baseline_s = DECODE_FACTOR * self.settings.repeats * self.prompt_s
+            speedups = [candidate.train_speedup or 1.0 for candidate in tuned]
+            best_first = by_kind([candidate.policy.name for candidate in tuned], speedups)
+            policies, prompts = fitting(
+                [speedups[number] for number in best_first], len(held_out), left_s / baseline_s, least_policies
+            )
+            order = {id(prompt): number for number, prompt in enumerate(held_out)}
+            chosen = sorted(order[id(prompt)] for prompt in spread(held_out, prompts))
+            self._keep({"policies": sorted(best_first[:policies]), "held_out": chosen})
+        return [tuned[number] for number in self.kept["policies"]], self.kept["held_out"]
+
+    def _keep(self, more: dict[str, Any]) -> None:
+        self.kept |= more
+        write_json(self.kept, self.path)
+
+
+def by_kind(names: Sequence[str], speedups: Sequence[float]) -> list[int]:
+    """Order policies, by number: the fastest of each name, fastest first, then the others alike."""
+    fastest_first = sorted(range(len(speedups)), key=lambda number: -speedups[number])
+    met = [names[number] for number in fastest_first]
+    return sorted(fastest_first, key=lambda number: met.index(names[number]) != fastest_first.index(number))
+
+
+def fitting(speedups: Sequence[float], prompts: int, affordable: float, least_policies: int = 1) -> tuple[int, int]:
+    """Count the policies, from the first on, and the prompts that two baselines and the policies can decode.
+
+    Few policies on enough prompts tell more than many on few: policies are left out until `ENOUGH_POLICIES` are left or
+    `ENOUGH_HELD_OUT` prompts fit, then prompts, then policies again. The least is `least_policies` policies on
+    `LEAST_HELD_OUT` prompts, whatever fits.
+
+    Parameters
+    ----------
+    speedups : forecast of every policy
+    prompts : held-out prompts
+    affordable : time, in that of the baseline on one prompt
+    """
+
+    def too_long(policies: int, prompts: int) -> bool:
+        return prompts * (2 + sum(1 / speedup for speedup in speedups[:policies])) > affordable
+
+    policies = len(speedups)
+    while policies > max(ENOUGH_POLICIES, least_policies) and too_long(policies, min(prompts, ENOUGH_HELD_OUT)):
+        policies -= 1
+    while prompts > LEAST_HELD_OUT and too_long(policies, prompts):
+        prompts -= 1
+    while policies > least_policies and too_long(policies, prompts):
+        policies -= 1
+    return policies, prompts

@@ -1,27 +1,68 @@
-"""`realrun validate` from end to end, with its files."""
+"""`realrun validate` from end to end, with its files: of a pair, or of several drafters over a target (`--join`).
+
+Of several, each drafter is recorded and profiled alone, as ever; their traces are joined, and each switching policy,
+and each drafter alone, is tuned on the tuning prompts. On the held-out prompts all of them really decode, in turns of a
+few rounds over the target, and what rounds cost meanwhile prices the prediction, each round by its drafter.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from realrun.experiment.document import as_document, rounds_table
-from realrun.experiment.forecast import ForecastCosts, costs_before, decoding_step_s, forecast_costs, probed
-from realrun.experiment.pipeline import ANEW, IDENTITY, OTHER, UNFINISHED, Contender, Validation, identity_of, log
-from realrun.experiment.settings import ValidationSettings
-from realrun.experiment.validate import validation_of
+import numpy as np
+
+from realrun.experiment.forecast import (
+    ANEW,
+    DRAWN,
+    ForecastCosts,
+    costs_before,
+    forecast_costs,
+    probed,
+    run_error,
+    speedups_on,
+    tuning_profile,
+)
+from realrun.experiment.measuring import Measurement
+from realrun.experiment.pipeline import IDENTITY, OTHER, UNFINISHED, Contender, Outcome, Validation, identity_of, log
+from realrun.experiment.settings import Candidate, ValidationSettings
+from realrun.experiment.validate import (
+    Promise,
+    as_document,
+    compared,
+    errors_of,
+    measured_facts,
+    rounds_table,
+    validation_of,
+)
 from realrun.kept_files import claim, read_own
+from realrun.pairs.joined import join_pairs
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from specsim.cost.files import cost_path
-from specsim.cost.probe import changes
+from specsim.cost.joined import JoinedCost, joined_document
+from specsim.cost.model import CostModel
+from specsim.cost.probe import Probe, changes
+from specsim.io.errors import InputError
 from specsim.io.files import file_digest, replacing, write_json, write_table, write_text
 from specsim.io.progress import Progress
+from specsim.learn.search import best_policy
+from specsim.policy.base import Policy
+from specsim.policy.registry import SWITCH_POLICIES
+from specsim.policy.switch.one_drafter import OneDrafter
+from specsim.replaying.intervals import beyond_floor, paired_difference, ratio_interval
+from specsim.replaying.prediction import Prediction, oracle_seconds, summarise
+from specsim.replaying.priced import PricedTrace
+from specsim.replaying.replay import Replay
+from specsim.trace.joined import JoinedTrace
+from specsim.trace.trace import Trace
 
 PAIR = "pair"  # the only contender
 PROBE, PROFILE = "probe.json", "tuning_profile.json"  # in the folder of an unfinished validation
+JOINED = "joined"  # the only contender of several drafters
 
 
 def validate(
@@ -79,11 +120,11 @@ def validate(
     outcome = experiment.run()
     result = validation_of(outcome, settings.seed)
     after = probed(pair, prompts, settings, experiment.before, progress)
-    write_json(result.profile, out / "profile.json")
+    write_json(result.profile.as_dict(), out / "profile.json")
     changed = [change._asdict() for change in changes(experiment.state, after)]
     document = {
         **as_document(result),
-        "machine_state": {"before": experiment.state, "after": after, "changes": changed},
+        "machine_state": {"before": experiment.state.as_dict(), "after": after.as_dict(), "changes": changed},
         "time": {
             "minutes": settings.minutes,
             "spent_s": time.monotonic() - experiment.begun_s,
@@ -95,7 +136,6 @@ def validate(
         },
         "skipped": [{"policy": policy, "reason": reason} for _, policy, reason in outcome.skipped],
         "prompts": prompt_facts(experiment.prompts, settings.record.prompts_source),
-        "load": result.measurement.load._asdict(),
         "options": settings.options,
     }
     with replacing(out / "rounds.parquet") as temporary:
@@ -130,9 +170,10 @@ class _Validation(Validation):
         super().begin(out)
         path = self.folder / PROBE
         if not path.is_file():  # of an earlier start, whose policies were tuned at that state
-            write_json(probed(self.plain, self.given, self.settings, self.before, self.progress), path)
-        self.state = read_own(path, again=ANEW)
-        step_s = decoding_step_s(self.state)
+            state = probed(self.plain, self.given, self.settings, self.before, self.progress)
+            write_json(state.as_dict(), path)
+        self.state = Probe.from_json(read_own(path, again=ANEW), str(path))
+        step_s = self.state.decoding_step_s
         log.info(f"without speculation: {1 / step_s:.1f} tokens per second, {1e3 * step_s:.1f} ms per token")
 
     def claim(self) -> None:
@@ -145,3 +186,199 @@ class _Validation(Validation):
         return {
             PAIR: forecast_costs(self.plain, self.prompts, self.settings, self.before, self.state, path, self.progress)
         }
+
+
+def validate_joined(
+    pairs: Sequence[Pair],
+    prompts: Sequence[Prompt],
+    settings: ValidationSettings,
+    out: Path,
+    progress: Progress = lambda what, done, total: None,
+) -> dict[str, Any]:
+    """Tune switching policies and every drafter alone on one part of the prompts, predict and decode the other.
+
+    Parameters
+    ----------
+    pairs : sequence of Pair
+        Of the same target; their order is that of the drafters' numbers; see `realrun.pairs.joined.join_pairs`.
+    prompts, settings, out, progress
+        As of `validate`; a trace is kept for every drafter.
+
+    Returns
+    -------
+    dict
+        The document of validation.json: a row for each policy, and under "switching" the best switching policy against
+        the best single drafter, both chosen on the tuning part, predicted and measured on the other with intervals.
+
+    Raises
+    ------
+    InputError
+        As of `validate` and of `join_pairs`.
+    """
+    joined = join_pairs(pairs)
+    if settings.record.tree_nodes:
+        raise InputError("switching policies draft chains; validate several drafters with --tree-nodes 0")
+    if settings.record.sampler.mode == "rejection":
+        raise InputError(
+            "a validation of several drafters compares outputs and rounds with the replay, but under rejection "
+            "sampling every run draws its own text; choose --mode greedy-draft"
+        )
+    settings = replace(settings, kinds=tuple(settings.kinds or SWITCH_POLICIES.values()))
+    folders = {trace_folder(out, number): pair for number, pair in enumerate(pairs, start=1)}
+    contenders = {JOINED: Contender(joined, folders, settings.record)}
+    work = out / UNFINISHED
+    experiment = _JoinedValidation(contenders, joined, prompts, settings, work, progress, overwrite=settings.overwrite)
+    experiment.begin(out)
+    outcome = experiment.run()
+    holdout, measurement = outcome.holdouts[JOINED], outcome.measurement
+    assert measurement is not None
+    document = {
+        "kind": "specsim-joined-validation",
+        "target": joined.target_name,
+        "drafters": [pair.draft_name for pair in pairs],
+        "decoding": settings.record.sampler.as_dict(),
+        "environment": joined.environment,
+        "sequences": outcome.forecast.sequences,
+        "forecast": outcome.forecast.summary(),
+        "output_tokens": int(holdout.output_tokens.sum()),
+        **_compared(outcome, measurement, settings.seed),
+        "skipped": [{"policy": policy, "reason": reason} for _, policy, reason in outcome.skipped],
+        "prompts": prompt_facts(prompts, settings.record.prompts_source),
+        "options": settings.options,
+    }
+    write_json(joined_document([profile.as_dict() for profile in outcome.profiles[JOINED]]), out / "cost.json")
+    write_json(document, out / "validation.json")
+    experiment.finish(out)
+    return document
+
+
+def trace_folder(out: Path, number: int) -> Path:
+    """Name the folder of a drafter's trace. number : of the drafter, from 1"""
+    return out / f"trace-{number}"
+
+
+class _JoinedValidation(Validation):
+    """A validation of drafters that take turns: each alone, then the policies that switch."""
+
+    @property
+    def pairs(self) -> list[Pair]:
+        return [*self.contenders[JOINED].parts.values()]
+
+    def claim(self) -> None:
+        identity = {
+            f"drafter {number}": {**identity_of(pair, self.prompts, self.settings), "cost": None}
+            for number, pair in enumerate(self.pairs, start=1)
+        }
+        claim(self.folder / IDENTITY, identity, f"{self.folder} holds an unfinished validation", OTHER)
+
+    def costs(self) -> Mapping[str, ForecastCosts]:
+        profiles = [
+            tuning_profile(
+                pair, self.prompts, self.settings, self.folder / f"tuning_profile-{number}.json", self.progress
+            )
+            for number, pair in enumerate(self.pairs, start=1)
+        ]
+        drawn = zip(*(profile.draws(DRAWN, self.settings.seed) for profile in profiles), strict=True)
+        return {
+            JOINED: ForecastCosts(
+                self.contenders[JOINED].cost(profiles),
+                {"source": "measured just before"},
+                max(run_error(profile.others_percent) for profile in profiles),
+                drawn=[JoinedCost(costs) for costs in drawn],
+            )
+        }
+
+    def tune(self, name: str, train: Trace, cost: CostModel) -> list[Candidate]:
+        """Tune every drafter alone, then every switching policy."""
+        priced = PricedTrace(train, cost)
+        alone = [
+            best_policy(OneDrafter, priced, replace(self.search, fixed={"drafter": number}))
+            for number in range(1, len(self.pairs) + 1)
+        ]
+        speedups = [priced.replay(policy, seed=self.settings.seed).speedup for policy in alone]
+        return [
+            *(Candidate(policy, "alone", speedup) for policy, speedup in zip(alone, speedups, strict=True)),
+            *super().tune(name, train, cost),
+        ]
+
+    @property
+    def kinds(self) -> list[type[Policy]]:
+        return [kind for kind in self.settings.policies if kind is not OneDrafter]
+
+
+def _compared(outcome: Outcome, measurement: Measurement, seed: int) -> dict[str, Any]:
+    """Rows, fastest first, the noise floor, and the best switching policy against the best single drafter."""
+    trace, known = outcome.holdouts[JOINED], outcome.partly_known(JOINED)
+    assert isinstance(trace, JoinedTrace)
+    priced = PricedTrace(trace, outcome.run_cost(JOINED))
+    oracle_s = oracle_seconds(priced, [OneDrafter])
+    chosen = [entry.candidate for entry in outcome.entries]
+    replays = [priced.replay(candidate.policy, seed=seed, log=True) for candidate in chosen]
+    rows = [
+        {
+            **_row(measurement, arm, entry.candidate, summarise(replayed, oracle_s), replayed, trace),
+            "forecast": entry.forecast.forecast,
+            **speedups_on(known, entry.candidate.policy, seed),
+        }
+        for arm, (entry, replayed) in enumerate(zip(outcome.entries, replays, strict=True), start=1)
+    ]
+    promises = [
+        Promise(str(candidate.policy), candidate.train_speedup or 0.0, own_s)
+        for candidate, own_s in zip(chosen, measurement.seconds[1:-1], strict=True)
+    ]
+    return {
+        **measured_facts(measurement, promises),
+        "rows": sorted(rows, key=lambda row: -row["measured"]["estimate"]),
+        "median_abs_error_percent": float(np.median([abs(row["error_percent"]) for row in rows])),
+        "errors": errors_of(rows),
+        "switching": _switching(chosen, replays, measurement),
+    }
+
+
+def _row(
+    measurement: Measurement,
+    arm: int,
+    candidate: Candidate,
+    predicted: Prediction,
+    replayed: Replay,
+    trace: JoinedTrace,
+) -> dict[str, Any]:
+    """A policy's row of the document."""
+    policy, runs = candidate.policy, measurement.last_runs(arm)
+    drafters = [round_.drafter for run in runs for round_ in run.rounds if round_.drafter]
+    measured = ratio_interval(measurement.seconds[0], measurement.seconds[arm])
+    return {
+        "policy": policy.name,
+        "label": str(policy),
+        "params": policy.settings,
+        "role": candidate.role,
+        "predicted": predicted.speedup.as_dict(),
+        "train_speedup": candidate.train_speedup,
+        **compared(measurement, arm, measured, predicted.speedup.estimate, replayed, trace),
+        "oracle_regret": predicted.oracle_regret,
+        "tau": predicted.tau,
+        "rounds_of_drafters": np.bincount(drafters, minlength=len(trace.parts) + 1)[1:].tolist(),
+    }
+
+
+def _switching(chosen: Sequence[Candidate], replays: Sequence[Replay], measurement: Measurement) -> dict[str, Any]:
+    """Compare the forecast's best switching policy with its best single drafter, predicted and measured."""
+
+    def best(*, alone: bool) -> int:
+        numbers = [number for number, candidate in enumerate(chosen) if (candidate.role == "alone") is alone]
+        return max(numbers, key=lambda number: (chosen[number].train_speedup or 0.0, number))
+
+    single, switch = best(alone=True), best(alone=False)
+    baseline_s, *arms_s, _ = measurement.seconds
+    measured = paired_difference(baseline_s, arms_s[switch], arms_s[single])
+    predicted = paired_difference(
+        replays[switch].autoregressive_s, replays[switch].speculative_s, replays[single].speculative_s
+    )
+    speedups = [ratio_interval(baseline_s, arms_s[number]).estimate for number in (switch, single)]
+    return {
+        "best_single": str(chosen[single].policy),
+        "best_switch": str(chosen[switch].policy),
+        "predicted": predicted.as_dict(),
+        "measured": measured.as_dict(),
+        "resolved": bool(measured.significant and beyond_floor(measurement.noise_floor_percent, *speedups)),
+    }

@@ -21,18 +21,17 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft, Drafter, KeepDrafting
 from realrun.decode.rounds import Decoded, Round, RoundContext
 from realrun.decode.sampling import Sampler
-from realrun.experiment.document import choice_of, forecasts_of, row_document
 from realrun.experiment.pipeline import candidates
 from realrun.experiment.settings import Candidate
-from realrun.experiment.timing import Timings, check_repeats, wall_clock
-from realrun.experiment.validate import Row, rounds_identical
+from realrun.experiment.timing import Timings, WallClock, check_repeats
+from realrun.experiment.validate import Row, choice_of, forecasts_of, rounds_identical, row_document
 from realrun.lm.cached import CachedLM
 from realrun.measure.profile import ProfileSlices, contexts_between
 from realrun.measure.rounds import ScriptedVerifier
 from realrun.pairs.pair import Pair
 from realrun.pairs.shapes import describe, random_pair, vocabulary
 from realrun.provenance import provenance
-from specsim.cost.profile import ProfileCost, profile_from_json
+from specsim.cost.profile import ProfileCost
 from specsim.cost.table import context_range
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
@@ -242,21 +241,22 @@ def scripted_validation(
         sampler=settings.sampler,
         seed=seed,
     )
-    cost = slices.measure()
+    slices.measure()
     if settings.policies is None:
         tuning, held = split_sequences(trace, seed=seed)
         train, holdout = trace.select(tuning), trace.select(held)
-        chosen, _ = candidates(train, cost, SearchSettings(trials=settings.trials, seed=seed), progress=progress)
+        chosen, _ = candidates(
+            train, slices.profile.cost, SearchSettings(trials=settings.trials, seed=seed), progress=progress
+        )
     else:
         train, holdout = trace.select([]), trace
         chosen = [Candidate(policy, "given") for policy in settings.policies]
     runner = ScriptedDecoder(pair, holdout, settings.sampler, seed)
     pace, timings = _Pace(deadline, slices), Timings()
     complete = _run_repeats(runner, chosen, pace, timings, settings, progress)
-    cost = profile_from_json(slices.document, "just measured")
     done = np.array(sorted(index for arm, index in timings.runs if arm == BASELINE))
     autoregressive_s = timings.seconds(BASELINE, done.tolist())
-    rows = _rows(holdout.select(done), chosen, cost, timings, done.tolist(), seed)
+    rows = _rows(holdout.select(done), chosen, slices.profile.cost, timings, done.tolist(), seed)
     forecasts = forecasts_of(rows)
     return {
         "kind": KIND,
@@ -285,7 +285,7 @@ def scripted_validation(
         "rows": sorted((row_document(row) for row in rows), key=lambda r: -r["measured"]["estimate"]),
         "median_abs_error_percent": float(np.median([abs(row.error_percent) for row in rows])),
         "choice": choice_of(forecasts, autoregressive_s, 0.0) if forecasts else None,
-        "profile": slices.document,
+        "profile": slices.profile.as_dict(),
         "provenance": provenance(pair.device, pair.number_type),
     }
 
@@ -372,7 +372,7 @@ def _rows(
                 replayed=replayed,
                 predicted=summarise(replayed, oracle_s),
                 measured=measured,
-                wall_clock=wall_clock(timings.wall_s(BASELINE, done), timings.wall_s(arm, done), measured, 0.0),
+                wall_clock=WallClock.of(timings.wall_s(BASELINE, done), timings.wall_s(arm, done), measured, 0.0),
                 speculative_s=own_s,
                 rounds=[timings.rounds(arm, index) for index in done],
                 runs=decoded,

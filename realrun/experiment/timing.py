@@ -129,18 +129,21 @@ def typical_rounds(runs: Sequence[Decoded]) -> list[Round]:
     return [sorted(same, key=lambda round_: round_.seconds)[middle] for same in together]
 
 
-def wall_clock(baseline_s: Floats, own_s: Floats, measured: Estimate, floor_percent: float) -> dict[str, Any]:
-    """Set the plain wall-clock speedup, interruptions included, beside the speedup by medians.
+class WallClock(NamedTuple):
+    """The plain wall-clock speedup, interruptions included; whether it differs from that by medians beyond noise."""
 
-    Parameters
-    ----------
-    baseline_s, own_s : seconds of each sequence [S], all repeats together
-    measured : the speedup by medians
-    floor_percent : noise floor; "wall_clock_differs" says whether the two differ by more
-    """
-    speedup = ratio_interval(baseline_s, own_s)
-    differs = beyond_floor(floor_percent, speedup.estimate, measured.estimate)
-    return {"wall_clock_speedup": speedup.as_dict(), "wall_clock_differs": differs}
+    speedup: Estimate
+    differs: bool
+
+    @classmethod
+    def of(cls, baseline_s: Floats, own_s: Floats, measured: Estimate, floor_percent: float) -> WallClock:
+        """Compare all repeats together, in seconds of each sequence [S], with the speedup measured by medians."""
+        speedup = ratio_interval(baseline_s, own_s)
+        return cls(speedup, beyond_floor(floor_percent, speedup.estimate, measured.estimate))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the keys of a row."""
+        return {"wall_clock_speedup": self.speedup.as_dict(), "wall_clock_differs": self.differs}
 
 
 def decode_in_turns(

@@ -4,6 +4,9 @@ Recording and decoding compute the same logits in passes of other sizes, which r
 tokens may then change places whose logits lie within a few steps of the number type, and a policy's signal may cross
 its threshold. Anything larger is no rounding but a defect. The first round where a sequence departs from its replay is
 therefore examined: decoding goes the same way again up to that round, whose logits are then read.
+
+In its document there are, beside the rows, the errors of predicted times by part of a round, and the choice that the
+forecast made before anything was decoded, with what it cost.
 """
 
 from __future__ import annotations
@@ -11,32 +14,48 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
+import pyarrow as pa
 import torch
 
 from realrun.decode.decoder import Decoder, Decoding
 from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler, gumbel_noise
-from realrun.experiment.forecast import speedups_on
+from realrun.experiment.forecast import Forecast, speedups_on
 from realrun.experiment.measuring import Measurement
 from realrun.experiment.pipeline import Outcome
 from realrun.experiment.settings import Candidate
+from realrun.experiment.timing import WallClock
 from realrun.lm.cached import CachedLM
 from realrun.pairs.prompts import Prompt
 from specsim.acceptance import formulas as metrics
+from specsim.cost.profile import Profile
 from specsim.io.arrays import Floats
+from specsim.learn.calibration import verified_tokens
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy, Step
+from specsim.policy.registry import make_policy
 from specsim.policy.switch.base import SwitchPolicy
-from specsim.replaying.intervals import Estimate, beyond_floor, paired_difference, ratio_interval
-from specsim.replaying.prediction import Prediction, oracle_seconds, summarise
+from specsim.policy.tree.base import TreePolicy
+from specsim.replaying.forecast import error_summary
+from specsim.replaying.intervals import (
+    NO_SPECULATION,
+    Estimate,
+    beyond_floor,
+    paired_difference,
+    ratio_interval,
+    simultaneous,
+)
+from specsim.replaying.prediction import Prediction, oracle_seconds, predict_policy, summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
-from specsim.replaying.rounds import RoundLog
+from specsim.replaying.rounds import PARTS, RoundLog
 from specsim.trace.trace import Trace
 
+ROUND_FIELDS = [field.name for field in fields(Round)]
 # Gap up to which two logits count as tied: the rounding of some tens of layers, each of a step or so.
 NEAR_TIE_ULPS = 16.0
 LOGARITHMIC = ("prob", "confidence", "top10_confidence")  # signals that are probabilities
@@ -51,9 +70,10 @@ class Row:
 
     Parameters
     ----------
-    forecasts : "forecast", the speedup forecast with low and high; "text_known", the speedup by replay of the held-out
-        text at the costs of the forecast; "costs_known", by replay of the tuning text at the costs of this run; the
-        first two also "_without_probe", None unless a probe rescaled the costs. Empty without a forecast
+    forecast : of the speedup, None without one
+    replays : "text_known", the speedup by replay of the held-out text at the costs of the forecast; "costs_known", by
+        replay of the tuning text at the costs of this run; "forecast" and "text_known" also "_without_probe", None
+        unless a probe rescaled the costs
     predicted : by replay of the held-out text at the costs of this run, which decomposes the measurement
     speculative_s : measured seconds per sequence
     rounds : of every sequence, each at the median of its repeats
@@ -66,13 +86,14 @@ class Row:
     replayed: Replay
     predicted: Prediction
     measured: Estimate
-    wall_clock: dict[str, Any]  # as `realrun.experiment.timing.wall_clock` gives it
+    wall_clock: WallClock
     speculative_s: Floats
     rounds: Sequence[Sequence[Round]]
     runs: list[Decoded]
     rounds_identical: float | None  # None where the replay draws its own acceptance
     text: Mapping[str, Any] = field(default_factory=dict)
-    forecasts: Mapping[str, Any] = field(default_factory=dict)
+    forecast: Estimate | None = None
+    replays: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def error_percent(self) -> float:
@@ -81,15 +102,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Validation:
-    """All rows, with the forecast before and the measurement behind them.
-
-    forecast : the document of forecast.json
-    """
+    """All rows, with the forecast before and the measurement behind them."""
 
     rows: list[Row]
-    forecast: Mapping[str, Any]
+    forecast: Forecast
     holdout: Trace
-    profile: dict[str, Any]  # the document of what rounds cost meanwhile, from the arms' own rounds and probes
+    profile: Profile  # of what rounds cost meanwhile, from the arms' own rounds and probes
     measurement: Measurement
     environment: dict[str, Any]
     seed: int
@@ -105,19 +123,16 @@ def validation_of(outcome: Outcome, seed: int) -> Validation:
     """Compare the forecasts of an experiment with a single pair with what it measured."""
     (name,), measurement = outcome.contenders, outcome.measurement
     assert measurement is not None
-    train, holdout, costs = outcome.trains[name], outcome.holdouts[name], outcome.costs[name]
-    just_measured = outcome.run_cost(name)
-    priced = PricedTrace(holdout, just_measured)
-    partly_known = {"text_known": PricedTrace(holdout, costs.cost), "costs_known": PricedTrace(train, just_measured)}
-    if costs.unprobed is not None:
-        partly_known["text_known_without_probe"] = PricedTrace(holdout, costs.unprobed)
+    holdout, partly_known = outcome.holdouts[name], outcome.partly_known(name)
+    priced = PricedTrace(holdout, outcome.run_cost(name))
     oracle_s = oracle_seconds(priced, [type(entry.candidate.policy) for entry in outcome.entries])
     rows = [
         replace(
             _row(measurement, arm, entry.candidate, priced, oracle_s, seed),
-            forecasts={
-                **dict.fromkeys(("forecast_without_probe", "text_known_without_probe")),
-                **{key: value for key, value in entry.forecast.items() if key.startswith("forecast")},
+            forecast=entry.forecast.speedup,
+            replays={
+                "forecast_without_probe": entry.forecast.forecast_without_probe,
+                "text_known_without_probe": None,
                 **speedups_on(partly_known, entry.candidate.policy, seed),
             },
         )
@@ -197,7 +212,7 @@ def compared(
     same = same_text_rounds_identical(trace, replayed, runs)
     return {
         "measured": measured.as_dict(),
-        **measurement.wall_clock(arm, measured),
+        **measurement.wall_clock(arm, measured).as_dict(),
         "error_percent": (predicted / measured.estimate - 1) * 100,
         "rounds_identical_percent": 100 * rounds_identical(replayed, runs),
         "output_identical_percent": 100 * output_identical(trace, runs),
@@ -430,3 +445,289 @@ def passes(lm: CachedLM) -> Iterator[list[torch.Tensor]]:
             del attributes["forward"]
         else:
             attributes["forward"] = before
+
+
+class Promise(NamedTuple):
+    """A policy's speedup as forecast before decoding, and its measured seconds per held-out sequence [S]."""
+
+    label: str
+    speedup: float
+    seconds: Floats
+
+
+def choice_of(forecasts: Sequence[Promise], baseline_s: Floats, floor_percent: float) -> dict[str, Any]:
+    """Compare the forecast's best with the measured best, both among all policies and no speculation.
+
+    Parameters
+    ----------
+    baseline_s : measured seconds per sequence without speculation [S]
+    floor_percent : noise floor, below which a difference is not significant
+
+    Returns
+    -------
+    dict
+        "forecast" and "measured", the labels of the two best; "forecast_speedup" and "measured_speedup" of the
+        forecast's best; "regret", the measured best's speedup less that; and "significant". Intervals hold for all
+        candidates at once, because the best is picked on the same prompts.
+    """
+    everyone = [Promise(NO_SPECULATION, 1.0, baseline_s), *forecasts]
+    chosen = max(everyone, key=lambda forecast: forecast.speedup)
+    best = min(everyone, key=lambda forecast: float(forecast.seconds.sum()))
+    places = [number for wanted in (best, chosen) for number, other in enumerate(everyone) if other is wanted]
+    measured = simultaneous(baseline_s, [forecast.seconds for forecast in everyone])
+    regret = measured.difference(*places)
+    speedups = [measured.speedups[place] for place in places]
+    return {
+        "forecast": chosen.label,
+        "forecast_speedup": chosen.speedup,
+        "measured_speedup": speedups[1].as_dict(),
+        "measured": best.label,
+        "regret": regret.difference.as_dict(),
+        "significant": regret.significant and beyond_floor(floor_percent, *(speedup.estimate for speedup in speedups)),
+    }
+
+
+def measured_facts(measurement: Measurement, promises: Sequence[Promise]) -> dict[str, Any]:
+    """Summarise the baselines' runs and the forecast's choice, as JSON."""
+    baseline_s, floor = measurement.seconds[0], measurement.noise_floor_percent
+    return {
+        "load": measurement.load._asdict(),
+        "null_arm": measurement.null_arm.as_dict(),
+        "noise_floor_percent": floor,
+        "baseline": rate_of(baseline_s, measurement.baseline_tokens),
+        "choice": choice_of(promises, baseline_s, floor) if promises else None,
+    }
+
+
+def error_parts(priced: PricedTrace, replayed: Replay, rounds: Sequence[Sequence[Round]]) -> dict[str, Any]:
+    """Compute predicted minus measured seconds, in percent of the policy's measured seconds.
+
+    Parameters
+    ----------
+    priced, replayed : the trace under its costs, and the policy's replay on it
+    rounds : measured, of every sequence of the trace
+
+    Returns
+    -------
+    dict
+        "draft", "policy", "verify" and "other", which sum to the error of the whole; and "by_verified": for each
+        number of tokens verified beside the pending one, how many rounds there were and the error of their
+        verification. A positive error is a part predicted to take longer than it did. If the target has recurrent
+        layers and fed tokens again, also "second_pass": the number of rounds with a second pass, and its predicted and
+        measured share of the total time in percent.
+    """
+    done = [round_ for sequence in rounds for round_ in sequence]
+    measured_s = np.array([[getattr(round_, f"{part}_s") for part in PARTS] for round_ in done]).sum(axis=0)
+    predicted_s = replayed.seconds.sum(axis=0)
+    whole_s = measured_s.sum()
+    parts = dict(zip(PARTS, (100 * (predicted_s - measured_s) / whole_s).tolist(), strict=True))
+    table = priced.table(replayed.policy)
+    verify_s = table.verify_s
+    if isinstance(replayed.policy, TreePolicy):
+        assert table.tree is not None
+        verify_s = table.tree.verify_s
+    contexts = np.concatenate(
+        [
+            int(prompt) - 1 + np.array([round_.t for round_ in sequence], dtype=np.int64)
+            for prompt, sequence in zip(priced.trace.prompt_tokens, rounds, strict=True)
+        ]
+    )
+    verified = np.array([round_.verified for round_ in done])
+    took_s = np.array([round_.verify_s - round_.refeed_s for round_ in done])
+    price_s = verify_s[verified + 1, contexts >> table.bucket_bits]
+    by_verified = [
+        {
+            "tokens": int(tokens),
+            "rounds": int((verified == tokens).sum()),
+            "verify": float(100 * (price_s - took_s)[verified == tokens].sum() / whole_s),
+        }
+        for tokens in np.unique(verified)
+    ]
+    refed = np.array([round_.refed for round_ in done])
+    if not refed.any():
+        return {**parts, "by_verified": by_verified}
+    price_s = table.refeed_s[refed, contexts >> table.bucket_bits][refed > 0].sum()  # row 0 is unused
+    second_pass = {
+        "rounds": int((refed > 0).sum()),
+        "predicted": float(100 * price_s / whole_s),
+        "measured": float(100 * sum(round_.refeed_s for round_ in done) / whole_s),
+    }
+    return {**parts, "by_verified": by_verified, "second_pass": second_pass}
+
+
+def as_document(validation: Validation) -> dict[str, Any]:
+    """Return the JSON form of a validation, which its report is rendered from."""
+    rows = sorted(validation.rows, key=lambda row: -row.measured.estimate)
+    holdout, measurement = validation.holdout, validation.measurement
+    best = rows[0]
+    errors = [abs(row.error_percent) for row in rows]
+    documents = [
+        {
+            **row_document(row),
+            **rate_of(row.speculative_s, measurement.baseline_tokens),
+            "resolved": None if row is best else validation.resolved(row, best),
+        }
+        for row in rows
+    ]
+    return {
+        "kind": "specsim-validation",
+        "target": holdout.meta["target"],
+        "drafter": holdout.meta["drafter"],
+        "drafter_kind": holdout.meta.get("drafter_kind", "model"),
+        "drafter_facts": holdout.meta.get("drafter_facts", {}),
+        "block_expansion": validation.profile.as_dict()["block_expansion"],
+        "device": validation.environment["device"],
+        "dtype": validation.environment["dtype"],
+        "decoding": holdout.meta["decoding"],
+        "environment": validation.environment,
+        "sequences": validation.forecast.sequences,
+        "forecast": validation.forecast.summary(),
+        "output_tokens": int(holdout.output_tokens.sum()),
+        "distinct_trigram_share": holdout.meta["distinct_trigram_share"],
+        "first_token_accepted_share": holdout.meta["first_token_accepted_share"],
+        "autoregressive_sequence_seconds": measurement.seconds[0].tolist(),
+        **measured_facts(measurement, forecasts_of(rows)),
+        "rows": documents,
+        "median_abs_error_percent": float(np.median(errors)),
+        "p90_abs_error_percent": float(np.quantile(errors, 0.9)),
+        "errors": errors_of(documents),
+        "k_curve": _k_curve(validation),
+        "accepted_histogram": _accepted_histogram(best, holdout.depth),
+        "reliability": _reliability(holdout),
+        "domains": _domains(validation, best),
+    }
+
+
+def _k_curve(validation: Validation) -> dict[str, Any]:
+    """Predict the speedup of every fixed K."""
+    priced = PricedTrace(validation.holdout, validation.profile.cost)
+    lengths = range(1, validation.holdout.depth + 1)
+    curve = [predict_policy(priced, make_policy("fixed_k", {"k": k}), seed=validation.seed) for k in lengths]
+    return {"k": list(lengths), "predicted": [prediction.speedup.as_dict() for prediction in curve]}
+
+
+def _accepted_histogram(row: Row, depth: int) -> dict[str, Any]:
+    """Count the rounds of a policy by accepted tokens, predicted and measured."""
+    assert row.replayed.rounds is not None
+    measured = [round_.accepted for run in row.runs for round_ in run.rounds]
+    return {
+        "label": str(row.candidate.policy),
+        "predicted": np.bincount(row.replayed.rounds.accepted, minlength=depth + 1).tolist(),
+        "measured": np.bincount(measured, minlength=depth + 1).tolist(),
+    }
+
+
+def _reliability(trace: Trace) -> dict[str, Any]:
+    """Bin the acceptance rate of verified tokens by the drafter's confidence."""
+    bins = metrics.reliability(*verified_tokens(trace))
+    return {
+        "edges": bins.edges.tolist(),
+        "count": bins.count.tolist(),
+        "mean_confidence": [None if np.isnan(x) else x for x in bins.mean_confidence.tolist()],
+        "accept_rate": [None if np.isnan(x) else x for x in bins.accept_rate.tolist()],
+        "ece": bins.ece,
+    }
+
+
+def forecasts_of(rows: Sequence[Row]) -> list[Promise]:
+    """Return the forecasts made before anything was decoded, of the rows that have one."""
+    made = [row.candidate.train_speedup if row.forecast is None else row.forecast.estimate for row in rows]
+    return [
+        Promise(str(row.candidate.policy), speedup, row.speculative_s)
+        for row, speedup in zip(rows, made, strict=True)
+        if speedup is not None
+    ]
+
+
+def errors_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Summarise the errors of up to six replays against the measurement, by what each did not know.
+
+    rows : documents of rows
+
+    Returns
+    -------
+    dict
+        "forecast" knew neither text nor costs; "text_known" the text; "costs_known" the costs of this run;
+        "decomposition" both. "forecast_without_probe" and "text_known_without_probe" are there where a probe rescaled
+        costs from before.
+    """
+    speedups = {
+        "forecast": [(row.get("forecast") or {}).get("estimate") for row in rows],
+        **{
+            name: [row.get(name) for row in rows]
+            for name in ("forecast_without_probe", "text_known", "text_known_without_probe", "costs_known")
+        },
+        "decomposition": [row["predicted"]["estimate"] for row in rows],
+    }
+    measured = [row["measured"]["estimate"] for row in rows]
+    return {name: error_summary(values, measured) for name, values in speedups.items() if None not in values}
+
+
+def rate_of(seconds: Floats, tokens: int) -> dict[str, float]:
+    """Compute tokens per second and milliseconds per token. seconds : of each sequence [S]; tokens : of all"""
+    return {"tokens_per_s": tokens / float(seconds.sum()), "ms_per_token": 1e3 * float(seconds.sum()) / tokens}
+
+
+def row_document(row: Row) -> dict[str, Any]:
+    """Return the JSON form of a row."""
+    predicted, priced, policy = row.predicted, row.priced, row.candidate.policy
+    return {
+        "policy": policy.name,
+        "label": str(policy),
+        "params": policy.settings,
+        "role": row.candidate.role,
+        "predicted": predicted.speedup.as_dict(),
+        "measured": row.measured.as_dict(),
+        **row.wall_clock.as_dict(),
+        "train_speedup": row.candidate.train_speedup,
+        "error_percent": row.error_percent,
+        "truncated_share": predicted.truncated_share,
+        "rounds_identical_percent": None if row.rounds_identical is None else 100 * row.rounds_identical,
+        "ladder": {
+            "eq14": predicted.eq14,
+            "profile": predicted.speedup.estimate,
+            "measured": row.measured.estimate,
+        },
+        **({} if row.forecast is None else {"forecast": row.forecast.as_dict()}),
+        **row.replays,
+        "error_parts": error_parts(priced, row.replayed, row.rounds),
+        **{name: getattr(predicted, name) for name in ("v_d", "r_d", "hm", "tau", "oracle_regret")},
+        "sequence_seconds": row.speculative_s.tolist(),
+        **row.text,
+    }
+
+
+def _domains(validation: Validation, best: Row) -> dict[str, Any]:
+    holdout = validation.holdout
+    result = {}
+    for domain in np.unique(holdout.domain).tolist():
+        members = holdout.domain == domain
+        replayed = best.replayed
+        result[domain] = {
+            "sequences": int(members.sum()),
+            "output_tokens": int(holdout.output_tokens[members].sum()),
+            "predicted_speedup_best": float(
+                replayed.autoregressive_s[members].sum() / replayed.speculative_s[members].sum()
+            ),
+            "measured_speedup_best": float(
+                validation.measurement.seconds[0][members].sum() / best.speculative_s[members].sum()
+            ),
+        }
+    return result
+
+
+def rounds_table(validation: Validation) -> pa.Table:
+    """Tabulate every real round of the last runs: tokens drafted and accepted, and seconds by phase."""
+    rows = [
+        {
+            "policy": str(row.candidate.policy),
+            "tree": isinstance(row.candidate.policy, TreePolicy),
+            "sequence_id": sequence,
+            "round": number,
+            **{name: getattr(round_, name) for name in ROUND_FIELDS},
+        }
+        for row in validation.rows
+        for sequence, run in zip(validation.holdout.sequence_id.tolist(), row.runs, strict=True)
+        for number, round_ in enumerate(run.rounds)
+    ]
+    return pa.Table.from_pylist(rows)

@@ -23,13 +23,13 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.experiment.typical_acceptance import TypicalSettings, compare_typical
 from realrun.kept_files import read_own
-from realrun.leaderboard.job import BoardSettings, run_leaderboard, tune, within
-from realrun.leaderboard.rows import PROFILE, CostSettings, models
+from realrun.leaderboard.job import PROFILE, BoardSettings, CostSettings, run_leaderboard, tune, within
 from realrun.measure.record import RecordSettings, has_recorded, longest_prompt
 from realrun.measure.reuse import recorded_trace
 from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import LOOKUP, Pair, is_lab, load_pair
 from realrun.pairs.prompts import Prompt, lab_prompts, leave_out_long, prompts_source, read_prompts, spread
+from specsim.cost.profile import Profile
 from specsim.io.arrays import Ints
 from specsim.io.errors import InputError
 from specsim.io.examples import TASKS
@@ -296,7 +296,7 @@ def tune_one(
     """Tune the drafter's policies under the profile in its folder."""
     record = within(pair, settings.record)
     train = recorded_trace(pair, prompts, record, out / name / "trace", lambda *_: None, sequences=sequences)
-    cost = models({name: read_own(out / name / PROFILE, again="delete it")})[name]
+    cost = Profile.from_json(read_own(out / name / PROFILE, again="delete it"), f"of {name}").cost
     tune(name, train, cost, settings, out, lambda *_: None, jobs=1)
 
 

@@ -17,7 +17,7 @@ from realrun.machine_load import load_from, watch
 from realrun.measure.stream import Stream
 from realrun.measure.sweeps import Prober, Sweeps, imprecise
 from realrun.pairs.pair import Pair
-from specsim.cost.profile import LEAST_CONTEXT, ProfileCost, profile_from_json
+from specsim.cost.profile import LEAST_CONTEXT, Profile
 from specsim.io.errors import InputError
 from specsim.io.progress import Counter, no_progress
 
@@ -109,7 +109,7 @@ def profile(
         "median": float(np.median(widths)) if widths.size else None,
         "largest": float(widths.max()) if widths.size else None,
     }
-    return sweeps.document(precision=reached, spent_s=spent_s, load=load_from([load()])._asdict())
+    return sweeps.profile(precision=reached, spent_s=spent_s, load=load_from([load()])._asdict()).as_dict()
 
 
 def profile_slice(
@@ -124,7 +124,7 @@ def profile_slice(
     tree_tokens: int,
     progress: Counter = no_progress,
     probers: dict[int, Prober] | None = None,
-) -> dict[str, Any]:
+) -> Profile:
     """Add this many sweeps to those that were made before; return the profile of all.
 
     progress : called with the sweeps of this slice that were made, and their number
@@ -145,13 +145,13 @@ def profile_slice(
     for number in range(1, count + 1):
         sweeps.run()
         progress(number, count)
-    return sweeps.document(load=load_from([load()])._asdict())  # of the last slice
+    return sweeps.profile(load=load_from([load()])._asdict())  # of the last slice
 
 
 class ProfileSlices:
     """Cost profile of chains, measured in slices between the repeats of a job, so that both see the same drift.
 
-    document : JSON profile of all slices so far; longest_s : seconds of the longest slice
+    profile : of all slices so far; longest_s : seconds of the longest slice
 
     Parameters
     ----------
@@ -161,13 +161,12 @@ class ProfileSlices:
     def __init__(self, pair: Pair, slices: int, progress: Counter, **settings: Any):
         self.pair, self.slices, self.progress, self.settings = pair, slices, progress, settings
         self.sweeps = list[Stream]()
-        self.document: dict[str, Any] = {}
         self.longest_s = 0.0
 
-    def measure(self) -> ProfileCost:
-        """Measure another slice; return the profile of all slices."""
+    def measure(self) -> None:
+        """Measure another slice."""
         start_s, before, total = time.monotonic(), len(self.sweeps), self.slices * SLICE_SWEEPS
-        self.document = profile_slice(
+        self.profile = profile_slice(
             self.pair,
             self.sweeps,
             SLICE_SWEEPS,
@@ -176,7 +175,6 @@ class ProfileSlices:
             **self.settings,
         )
         self.longest_s = max(self.longest_s, time.monotonic() - start_s)
-        return profile_from_json(self.document, "just measured")
 
 
 def contexts_between(low: int, high: int) -> list[int]:

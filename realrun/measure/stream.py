@@ -15,6 +15,7 @@ import numpy as np
 from realrun.decode.rounds import Round
 from realrun.measure.curve import Point, along_contexts, centre, hat_functions
 from realrun.measure.rounds import pass_tokens
+from specsim.cost.profile import ProfileSeconds
 from specsim.io.arrays import Floats
 from specsim.policy.base import Policy
 from specsim.policy.tree.base import TreePolicy
@@ -120,7 +121,7 @@ class Stream:
             self.each[f"{kind}policy"].append(round_.policy_s / round_.asked)
 
     @classmethod
-    def of(cls, samples: Mapping[str, Any]) -> Self:
+    def of(cls, samples: Samples) -> Self:
         """Make a stream of samples, as its `as_dict` gives them."""
         stream = cls()
         stream.merge(samples)
@@ -130,18 +131,20 @@ class Stream:
         """Count the samples whose key begins with these parts."""
         return sum(len(points) for key, points in self.points.items() if key[: len(parts)] == parts)
 
-    def merge(self, samples: Mapping[str, Any]) -> None:
+    def merge(self, samples: Samples) -> None:
         """Add the samples of another stream, as its `as_dict` gives them."""
         for key, points in samples["points"]:
             self.points[tuple(key)] += [(int(context), float(seconds)) for context, seconds in points]
         for name, values in samples["each"].items():
             self.each[name] += values
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Samples:
         """Make the JSON form of all samples."""
         return {"points": [[list(key), points] for key, points in self.points.items()], "each": dict(self.each)}
 
-    def tables(self, contexts: Sequence[int], depth: int, sizes: Sequence[int], *, masks: bool) -> dict[str, Any]:
+    def tables(
+        self, contexts: Sequence[int], depth: int, sizes: Sequence[int], *, masks: bool
+    ) -> dict[str, ProfileSeconds]:
         """Compute the costs of a profile in seconds (`specsim.cost.profile`): means, medians and quartiles.
 
         contexts : the profile's grid; depth : places of a draft; sizes : tree sizes, empty if not profiled
@@ -150,7 +153,7 @@ class Stream:
 
     def _table(
         self, contexts: Sequence[int], depth: int, sizes: Sequence[int], masks: bool, q: float | None
-    ) -> dict[str, Any]:
+    ) -> ProfileSeconds:
         places, chains = range(1, depth + 1), range(1, depth + 2)
         drafts = {place: self.points["draft", place] for place in places}
         means = _over_sizes(places, drafts, contexts, None)
@@ -172,7 +175,7 @@ class Stream:
 
         behind = curve("behind") - means[0] if self.count("behind") else np.zeros(len(contexts))
         scores = [seconds for points in beyond("scored draft").values() for _, seconds in points]
-        table = {
+        table: ProfileSeconds = {
             "draft_step": _over_sizes(places, drafts, contexts, q).tolist(),
             "catch_up": np.maximum(behind, 0.0).tolist(),  # a difference may be negative by noise, a time may not
             "verify": _over_sizes(chains, {size: self.points["verify", size] for size in chains}, contexts, q).tolist(),

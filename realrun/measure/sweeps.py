@@ -43,8 +43,8 @@ from realrun.measure.stream import Key, Stream
 from realrun.pairs.pair import Pair
 from realrun.provenance import provenance
 from speckernels import backend_for
-from specsim.cost.profile import LEAST_CONTEXT, PROFILE_KIND, PROFILE_VERSION
-from specsim.io.arrays import finite_or_null
+from specsim.cost.profile import LEAST_CONTEXT, PROFILE_KIND, PROFILE_VERSION, Profile, ProfileSeconds, ProfileWidths
+from specsim.io.arrays import Floats, finite_or_null
 from specsim.io.errors import InputError
 
 ENOUGH = 12  # samples of each cost
@@ -332,29 +332,14 @@ class Sweeps:
         points = {key: [sweep.points.get(key, []) for sweep in self.done] for key in self.keys}
         return {key: influences(sweeps, self.contexts) for key, sweeps in points.items() if any(sweeps)}
 
-    def document(self, **facts: Any) -> dict[str, Any]:
-        """Make the JSON document of a cost profile. facts : keys to add"""
+    def profile(self, **facts: Any) -> Profile:
+        """Make the cost profile of all sweeps. facts : keys to add"""
         stream = Stream()
         for samples in self.done:
             stream.merge(samples.as_dict())
-        document = profile_document(stream, self.contexts, self.prober, self.seed, sweeps=len(self.done), **facts)
         widths = {key: mean.relative_half_width for key, mean in self.means().items()}
-        widths["tree verify", 1] = widths["verify", 1]
-        unmeasured = np.full(len(self.contexts), np.nan)
-        tables = document["mean_s"]
-
-        def rows(kind: str, sizes: Iterable[int]) -> list[list[float | None]]:
-            return finite_or_null(np.array([widths.get((kind, size), unmeasured) for size in sizes]))
-
-        document["relative_half_width"] = {
-            "draft_step": rows("draft", range(1, len(tables["draft_step"]) + 1)),
-            "verify": rows("verify", range(1, len(tables["verify"]) + 1)),
-            "autoregressive": finite_or_null(widths["autoregressive",]),
-        }
-        if "tree" in tables:
-            sizes = tables["tree"]["sizes"]
-            document["relative_half_width"] |= {"tree_sizes": sizes, "tree_verify": rows("tree verify", sizes)}
-        return document
+        facts = {"sweeps": len(self.done), **facts}
+        return profile_from(stream, self.contexts, self.prober, self.seed, widths, **facts)
 
 
 def imprecise(means: Mapping[Key, Influences], contexts: Sequence[int], precision: float) -> set[Cell]:
@@ -370,20 +355,44 @@ def imprecise(means: Mapping[Key, Influences], contexts: Sequence[int], precisio
     }
 
 
-def profile_document(
-    stream: Stream, contexts: Sequence[int], prober: Prober, seed: int, **facts: Any
-) -> dict[str, Any]:
-    """Make the JSON document of a cost profile; facts : more keys, such as how often was measured."""
+def profile_from(
+    stream: Stream, contexts: Sequence[int], prober: Prober, seed: int, widths: Mapping[Key, Floats], **facts: Any
+) -> Profile:
+    """Make a cost profile of samples.
+
+    widths : relative half-widths of the means, as far as known; facts : more keys, such as how often was measured
+    """
     pair, masks = prober.pair, prober.pair.drafter.mask_groups
-    return {
+    tables = stream.tables(contexts, prober.depth, [1] if masks else prober.sizes, masks=masks)
+    document = {
         "kind": PROFILE_KIND,
         "version": PROFILE_VERSION,
         **measurement_facts(prober, contexts, seed),
         "drafter_facts": pair.drafter.facts,
         "block_expansion": expansion_of(pair.target),
         **facts,
-        **stream.tables(contexts, prober.depth, [1] if masks else prober.sizes, masks=masks),
+        **tables,
     }
+    if widths:
+        document["relative_half_width"] = _half_widths(widths, tables["mean_s"], len(contexts))
+    return Profile.from_json(document, "just measured")
+
+
+def _half_widths(widths: Mapping[Key, Floats], table: ProfileSeconds, contexts: int) -> ProfileWidths:
+    """Arrange half-widths as the times of a profile are; None where a time was not measured."""
+    widths = {**widths, ("tree verify", 1): widths["verify", 1]}
+
+    def rows(kind: str, sizes: Iterable[int]) -> list[list[float | None]]:
+        return finite_or_null(np.array([widths.get((kind, size), np.full(contexts, np.nan)) for size in sizes]))
+
+    arranged: ProfileWidths = {
+        "draft_step": rows("draft", range(1, len(table["draft_step"]) + 1)),
+        "verify": rows("verify", range(1, len(table["verify"]) + 1)),
+        "autoregressive": finite_or_null(widths["autoregressive",]),
+    }
+    if tree := table.get("tree"):
+        arranged |= {"tree_sizes": tree["sizes"], "tree_verify": rows("tree verify", tree["sizes"])}
+    return arranged
 
 
 def measurement_facts(prober: Prober, contexts: Sequence[int], seed: int) -> dict[str, Any]:

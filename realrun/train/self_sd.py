@@ -131,7 +131,10 @@ class Search:
     """Evaluates candidates on calibration texts (prompt, output) with measured costs."""
 
     def __init__(self, pair: Pair, texts: Sequence[tuple[list[int], list[int]]], settings: SelfSDSettings, costs: Line):
-        self.pair, self.texts, self.settings, self.costs = pair, texts, settings, costs
+        self.pair, self.texts, self.settings = pair, texts, settings
+        self.steps_s = np.array(costs["draft_step"])  # [2, 2, D, C], see `measure_costs`
+        seconds = {**costs["rounds"], "draft_step": costs["draft_step"][0][0]}
+        self.profile = profile_from_json({"contexts": costs["contexts"], "median_s": seconds}, JOURNAL)
         self.split = SplitTarget(pair.target, 0)
         self.layers = len(pair.target.model.layers)
 
@@ -176,26 +179,23 @@ class Search:
 
     def cost(self, skips: SkippedSublayers) -> ProfileCost:
         """Interpolate the costs of this candidate's rounds."""
-        step: Any = np.array(self.costs["draft_step"])
+        step_s = self.steps_s
         for skipped in skips:
             share = len(skipped) / self.layers
-            step = (1 - share) * step[0] + share * step[1]
-        return profile_from_json(
-            {"contexts": self.costs["contexts"], "median_s": {**self.costs["rounds"], "draft_step": step.tolist()}},
-            JOURNAL,
-        )
+            step_s = (1 - share) * step_s[0] + share * step_s[1]
+        return replace(self.profile, draft_step_s=step_s)
 
     def cost_facts(self, skips: SkippedSublayers) -> Line:
         """Compute mean costs in seconds; a sublayer's are those when nothing else is skipped."""
-        ((full, no_mlp), (no_attention, neither)) = np.mean(self.costs["draft_step"], axis=(2, 3)).tolist()
-        rounds = self.costs["rounds"]
+        ((full, no_mlp), (no_attention, neither)) = self.steps_s.mean(axis=(2, 3)).tolist()
+        others = ("autoregressive_s", "verify_s", "round_overhead_s")
         return {
             "draft_step_s": float(self.cost(skips).draft_step_s.mean()),
             "full_step_s": full,
             "attention_s": (full - no_attention) / self.layers,
             "mlp_s": (full - no_mlp) / self.layers,
             "ends_s": neither,
-            **{f"{name}_s": float(np.mean(rounds[name])) for name in ("autoregressive", "verify", "round_overhead")},
+            **{name: float(np.mean(getattr(self.profile, name))) for name in others},
         }
 
     def warnings(self) -> list[str]:

@@ -9,8 +9,8 @@ from typing import Any
 from specsim.cost.batch_profile import BatchProfileCost
 from specsim.cost.files import KIND, VERSION, CostLike, as_cost, cost_path, read_cost, read_cost_document
 from specsim.cost.grid import GridPairCost
-from specsim.cost.probe import PROBE_KIND, probed_document, with_probe
-from specsim.cost.profile import PROFILE_KIND, ProfileCost
+from specsim.cost.probe import PROBE_KIND, Probe, rescaled, with_probe
+from specsim.cost.profile import PROFILE_KIND, Profile, ProfileCost
 from specsim.cost.roofline.calibration import calibrate as fit
 from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.roofline.document import calibration_document
@@ -98,7 +98,7 @@ def calibrated_document(cost: str | PathLike[str], measured: str | PathLike[str]
             raise InputError(f"{cost} is not a profile; give one of `realrun profile`, which a probe rescales")
         read_cost(cost)
         sources = {"profile": _source(cost, document), "probe": _source(measured, seen)}
-        return probed_document(document, seen, sources)
+        return rescaled(Profile.from_json(document, str(cost)), Probe.from_json(seen), sources).as_dict()
     if kind != KIND or document.get("form") != "roofline":
         raise InputError(f"{cost} has no form roofline; give a roofline for a profile, or a profile for a probe")
     fitted = calibrate(cost, measured)

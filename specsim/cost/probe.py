@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
 from specsim.cost.model import MIN_SECONDS, CostModel, checked_axis, checked_table
-from specsim.cost.profile import ProfileCost, TreeProfile, profile_from_json
+from specsim.cost.profile import Profile, ProfileCost, TreeProfile
 from specsim.io.arrays import Floats, Ints, finite_or_null
 from specsim.io.errors import InputError
 from specsim.io.json import checked
@@ -52,22 +52,56 @@ class ProbeDocument(TypedDict):
     sweeps: int
     mean_s: ProbeSeconds
     relative_half_width: ProbeWidths
+    load: NotRequired[dict[str, float | None]]
     provenance: NotRequired[dict[str, Any]]
 
 
-def check_probe(probe: Mapping[str, Any], name: str = "probe (a mapping)") -> ProbeDocument:
-    """Return a probe's document; InputError where it is malformed."""
-    document: ProbeDocument = checked(dict(probe), name, ProbeDocument, invalid=AGAIN)
-    contexts = checked_axis(document["contexts"], f"{name}: contexts", AGAIN)
-    seconds, widths = document["mean_s"], document["relative_half_width"]
-    passes = checked_table(seconds["verify"], [None, len(contexts)], f"{name}: verify", AGAIN, positive=True)
-    checked_table(seconds["draft_step"], [None, len(contexts)], f"{name}: draft_step", AGAIN)
-    checked_table(seconds["autoregressive"], [len(contexts)], f"{name}: autoregressive", AGAIN, positive=True)
-    known = [*widths["verify"], widths["autoregressive"], widths["draft_step"] or 0.0]
-    fit = len(widths["verify"]) == len(passes) and all(0 <= width < math.inf for width in known)
-    if not fit or document["sweeps"] < 2:
-        raise InputError(f"{name}: its half-widths do not fit its times; {AGAIN}")
-    return document
+@dataclass(frozen=True)
+class Probe:
+    """The machine's state as `realrun probe` found it. document : as its file holds it"""
+
+    document: ProbeDocument
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], name: str = "probe (a mapping)") -> Probe:
+        """Make a probe of its parsed document; InputError where it is malformed."""
+        document: ProbeDocument = checked(dict(data), name, ProbeDocument, invalid=AGAIN)
+        contexts = checked_axis(document["contexts"], f"{name}: contexts", AGAIN)
+        seconds, widths = document["mean_s"], document["relative_half_width"]
+        passes = checked_table(seconds["verify"], [None, len(contexts)], f"{name}: verify", AGAIN, positive=True)
+        checked_table(seconds["draft_step"], [None, len(contexts)], f"{name}: draft_step", AGAIN)
+        checked_table(seconds["autoregressive"], [len(contexts)], f"{name}: autoregressive", AGAIN, positive=True)
+        known = [*widths["verify"], widths["autoregressive"], widths["draft_step"] or 0.0]
+        fit = len(widths["verify"]) == len(passes) and all(0 <= width < math.inf for width in known)
+        if not fit or document["sweeps"] < 2:
+            raise InputError(f"{name}: its half-widths do not fit its times; {AGAIN}")
+        return cls(document)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document."""
+        return dict(self.document)
+
+    @property
+    def others_percent(self) -> float | None:
+        """Share of the CPUs that other processes used meanwhile."""
+        return self.document.get("load", {}).get("others_percent")
+
+    @property
+    def decoding_step_s(self) -> float:
+        """Seconds of a decoding step."""
+        return float(np.mean(self.document["mean_s"]["autoregressive"]))
+
+    @property
+    def parts(self) -> dict[str, tuple[Floats, float]]:
+        """Seconds of each part, by context, and their relative half-width."""
+        seconds, widths = self.document["mean_s"], self.document["relative_half_width"]
+        parts = {
+            f"pass of {n}": (np.array(row), width)
+            for n, (row, width) in enumerate(zip(seconds["verify"], widths["verify"], strict=True), start=1)
+        }
+        if widths["draft_step"] is not None:
+            parts["draft step"] = np.sum(seconds["draft_step"], axis=0), widths["draft_step"]
+        return parts | {"decoding step": (np.array(seconds["autoregressive"]), widths["autoregressive"])}
 
 
 class Factors(NamedTuple):
@@ -80,9 +114,9 @@ class Factors(NamedTuple):
     drafting: float
 
 
-def _factors(cost: ProfileCost, probe: ProbeDocument) -> Factors:
+def _factors(cost: ProfileCost, probe: Probe) -> Factors:
     """Compare a probe with a profile at the probe's contexts, between which the profile is interpolated."""
-    contexts, seconds = np.array(probe["contexts"]), probe["mean_s"]
+    contexts, seconds = np.array(probe.document["contexts"]), probe.document["mean_s"]
     if not cost.contexts[0] <= contexts[0] <= contexts[-1] <= cost.contexts[-1]:
         raise InputError(
             f"the probe's contexts {', '.join(map(str, contexts))} are not within the profile's {cost.contexts[0]} to "
@@ -138,7 +172,7 @@ def with_probe(cost: CostModel, probe: Mapping[str, Any]) -> ProfileCost:
     """
     if not isinstance(cost, ProfileCost):
         raise TypeError(f"cost is {cost}; expected a profile, which `realrun profile` writes")
-    return _rescaled(cost, _factors(cost, check_probe(probe)))
+    return _rescaled(cost, _factors(cost, Probe.from_json(probe)))
 
 
 def _rescaled(cost: ProfileCost, factors: Factors) -> ProfileCost:
@@ -164,25 +198,25 @@ def _by_size(values: Sequence[float], sizes: Sequence[int] | Ints) -> Floats:
     return np.array(values)[np.minimum(sizes, len(values)) - 1][:, None]
 
 
-def probed_document(profile: Mapping[str, Any], probe: Mapping[str, Any], sources: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the document of a rescaled profile.
+def rescaled(profile: Profile, probe: Probe, sources: Mapping[str, object]) -> Profile:
+    """Rescale a profile with its stated errors to the state of the machine that a probe found.
 
     sources : what is kept of where the profile and the probe come from
     """
-    document = check_probe(probe)
-    cost = profile_from_json(profile, "given")
-    before, now = ({**measured, **(measured.get("provenance") or {})} for measured in (profile, document))
+    old, new = profile.as_dict(), probe.as_dict()
+    before, now = ({**measured, **(measured.get("provenance") or {})} for measured in (old, new))
     for key in ("target", "drafter", *SETTINGS):
         if key in now and key in before and now[key] != before[key]:
             raise InputError(
                 f"the probe is of {key} {now[key]}, the profile of {before[key]}; probe with the profile's {key}"
             )
-    factors = _factors(cost, document)
+    factors = _factors(profile.cost, probe)
     tables = ("median_s", "p25_s", "p75_s", "precision")  # which held before
-    kept = {key: value for key, value in profile.items() if key not in tables}
+    kept = {key: value for key, value in old.items() if key not in tables}
     if "relative_half_width" in kept:
-        kept["relative_half_width"] = _widened(kept["relative_half_width"], document["relative_half_width"])
-    return {**kept, "mean_s": _table(_rescaled(cost, factors)), "probed": {**factors._asdict(), **sources}}
+        kept["relative_half_width"] = _widened(kept["relative_half_width"], new["relative_half_width"])
+    kept |= {"mean_s": _table(_rescaled(profile.cost, factors)), "probed": {**factors._asdict(), **sources}}
+    return Profile.from_json(kept, "rescaled")
 
 
 def _widened(widths: Mapping[str, Any], probed: ProbeWidths) -> dict[str, Any]:
@@ -226,15 +260,14 @@ class Change(NamedTuple):
     significant: bool
 
 
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+def changes(before: Probe, after: Probe) -> list[Change]:
     """Compare two probes of the same pair and contexts: by how much each part takes longer in the second.
 
     Intervals are Student's on the logarithm, with Welch's degrees of freedom.
 
     Parameters
     ----------
-    before, after : mapping
-        Documents of `realrun probe`.
+    before, after : Probe
 
     Returns
     -------
@@ -244,15 +277,15 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
     Raises
     ------
     InputError
-        For a malformed probe, or probes of several pairs or contexts.
+        For probes of several pairs or contexts.
     """
     from scipy.special import stdtrit
 
-    first, second = check_probe(before, "first probe"), check_probe(after, "second probe")
+    first, second = before.document, after.document
     for key in ("target", "drafter", "contexts"):
         if first[key] != second[key]:
             raise InputError(f"probes differ in their {key}: {first[key]}, {second[key]}; probe the same again")
-    old, new = _parts(first), _parts(second)
+    old, new = before.parts, after.parts
     parts = [part for part in old if part in new]
     found = []
     for part in parts:
@@ -265,18 +298,6 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
         move = math.log(_ratio(new[part][0], old[part][0]))
         found.append(Change(part, math.exp(move), math.exp(move - reach), math.exp(move + reach), abs(move) > bound))
     return found
-
-
-def _parts(probe: ProbeDocument) -> dict[str, tuple[Floats, float]]:
-    """Seconds of each part, by context, and their relative half-width."""
-    seconds, widths = probe["mean_s"], probe["relative_half_width"]
-    parts = {
-        f"pass of {n}": (np.array(row), width)
-        for n, (row, width) in enumerate(zip(seconds["verify"], widths["verify"], strict=True), start=1)
-    }
-    if widths["draft_step"] is not None:
-        parts["draft step"] = np.sum(seconds["draft_step"], axis=0), widths["draft_step"]
-    return parts | {"decoding step": (np.array(seconds["autoregressive"]), widths["autoregressive"])}
 
 
 def _ratio(now: Floats | Sequence[float], before: Floats | Sequence[float]) -> float:

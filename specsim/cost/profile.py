@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from specsim.cost.model import FALL, CostModel, check_rounds, checked_axis, checked_table, disturbances
 from specsim.io.arrays import Floats, Ints, Seconds
 from specsim.io.errors import InputError
+from specsim.io.files import digest
 from specsim.io.json import checked
 
 PROFILE_KIND = "specsim-profile"
@@ -73,6 +75,7 @@ class ProfileDocument(TypedDict):
     mean_s: NotRequired[ProfileSeconds | None]
     median_s: NotRequired[ProfileSeconds]
     relative_half_width: NotRequired[ProfileWidths]
+    load: NotRequired[dict[str, float | None]]
     provenance: NotRequired[dict[str, Any]]
 
 
@@ -267,7 +270,7 @@ def _times_error(document: ProfileDocument, seconds: ProfileSeconds, name: str) 
         """Sum and variance over contexts of every row of times."""
         times = np.atleast_2d(np.array(rows, dtype=np.float64))
         known = np.nan_to_num(np.atleast_2d(np.array(half_widths, dtype=np.float64)), nan=1.0, posinf=1.0)
-        error = known.clip(max=1.0) / NORMAL  # more than 100 % counts as 100 %, as in `noisy_profile`
+        error = known.clip(max=1.0) / NORMAL  # more than 100 % counts as 100 %, as in `Profile.draws`
         if error.shape != times.shape:
             raise InputError(f"{name} is malformed (relative_half_width does not fit the times); {AGAIN}")
         return times.sum(axis=1), ((times * error) ** 2).sum(axis=1)
@@ -279,25 +282,6 @@ def _times_error(document: ProfileDocument, seconds: ProfileSeconds, name: str) 
     rounds_s = draft_s[:longest].cumsum() + verify_s[1 : longest + 1]
     rounds_var = draft_var[:longest].cumsum() + verify_var[1 : longest + 1]
     return float(np.sqrt(plain_var / plain_s**2 + (rounds_var / rounds_s**2).max(initial=0.0)).item())
-
-
-def noisy_profile(document: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Draw a profile within the stated errors of a measured profile.
-
-    Each time that costs are read from is multiplied by a log-normal factor around 1, by the half-width of the 95 %
-    interval that the document states for it ("relative_half_width"); more than 100 % counts as 100 %.
-    """
-    used = "mean_s" if document.get("mean_s") else "median_s"
-    widths, tables = document["relative_half_width"], document[used]
-
-    def drawn(values: Any, width: Any) -> Any:
-        error = np.nan_to_num(np.array(width, dtype=np.float64), posinf=1.0).clip(max=1.0) / NORMAL
-        return (np.array(values) * np.exp(error * rng.standard_normal(error.shape))).tolist()
-
-    noisy = {name: drawn(tables[name], widths[name]) for name in ("draft_step", "verify", "autoregressive")}
-    if tables.get("tree") and "tree_verify" in widths:
-        noisy["tree"] = {**tables["tree"], "verify": drawn(tables["tree"]["verify"], widths["tree_verify"])}
-    return {**document, used: {**tables, **noisy}}
 
 
 def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
@@ -344,3 +328,62 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
         _times_error(document, seconds, name),
         None if refeed is None else read(refeed, [None, count], "refeed"),
     )
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A profile with all that its document says.
+
+    cost : by its means, or by its medians where it has none
+    document : as its file holds it
+    """
+
+    cost: ProfileCost
+    document: ProfileDocument
+
+    @classmethod
+    def from_json(cls, data: Any, where: str) -> Profile:
+        """Make a profile of its parsed document; InputError where it is malformed."""
+        return cls(profile_from_json(data, where), data)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document."""
+        return dict(self.document)
+
+    @property
+    def others_percent(self) -> float | None:
+        """Share of the CPUs that other processes used meanwhile."""
+        return self.document.get("load", {}).get("others_percent")
+
+    @property
+    def origin(self) -> dict[str, str | None]:
+        """Identify the profile by its digest, and by where and when it was measured."""
+        made = self.document.get("provenance", {})
+        return {"digest": digest(json.dumps(self.document)), **{name: made.get(name) for name in ("date", "device")}}
+
+    def draws(self, count: int, seed: int) -> list[ProfileCost]:
+        """Draw costs within the stated errors; none where the profile states none.
+
+        Each time is multiplied by a log-normal factor around 1, by the half-width of the 95 % interval that the
+        document states for it; more than 100 % counts as 100 %.
+        """
+        if (widths := self.document.get("relative_half_width")) is None:
+            return []
+        rng, cost = np.random.default_rng(seed), self.cost
+
+        def drawn(seconds: Seconds, width: Any) -> Seconds:
+            error = np.nan_to_num(np.array(width, dtype=np.float64), posinf=1.0).clip(max=1.0) / NORMAL
+            return seconds * np.exp(error * rng.standard_normal(error.shape))
+
+        def draw() -> ProfileCost:
+            noisy = replace(
+                cost,
+                draft_step_s=drawn(cost.draft_step_s, widths["draft_step"]),
+                verify_s=drawn(cost.verify_s, widths["verify"]),
+                autoregressive_s=drawn(cost.autoregressive_s, widths["autoregressive"]),
+            )
+            if cost.tree is None or "tree_verify" not in widths:
+                return noisy
+            return replace(noisy, tree=replace(cost.tree, verify_s=drawn(cost.tree.verify_s, widths["tree_verify"])))
+
+        return [draw() for _ in range(count)]

@@ -43,7 +43,7 @@ from transformers.utils import logging
 import realrun.experiment.forecast as validation_costs
 
 # IMPORTS of the project: all that this file takes from it.
-import realrun.leaderboard.rows as board_costs
+import realrun.leaderboard.job as board_costs
 import realrun.measure.profile as board_profiles
 from realrun.decode.acceptance_predictor import Predictor, save_predictor
 from realrun.drafters.eagle import Eagle
@@ -54,6 +54,7 @@ from realrun.experiment.measuring import MeasuredCosts
 from realrun.measure.profile import LEAST_SWEEPS
 from realrun.pairs.drafter_files import describe_target, save_drafter
 from realrun.pairs.pair import load_pair
+from specsim.cost.profile import Profile
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import Trace
 from tests.support.commands import call
@@ -61,7 +62,7 @@ from tests.support.quick import quick_measurements
 from tests.support.tree_traces import drawn_trace, stretches
 
 # Where `realrun validate` and `realrun board` look up the functions that measure profiles.
-PROFILE_USERS = ((board_profiles, "profile"), (validation_costs, "profile"), (board_costs, "profile_slice"))
+PROFILE_USERS = ((board_profiles, "profile"), (validation_costs, "profile"))
 GOLDEN = Path(__file__).with_name("commands.json")
 Document = Any  # parsed JSON
 
@@ -416,7 +417,9 @@ class Workplace:
             stack.enter_context(quick_measurements(LEAST_SWEEPS))
             for module, name in () if command.read == "shapes_alone" else PROFILE_USERS:
                 stack.enter_context(mock.patch.object(module, name, fixed_profile))
-            stack.enter_context(mock.patch.object(MeasuredCosts, "document", fixed_document))
+            if command.read != "shapes_alone":
+                stack.enter_context(mock.patch.object(board_costs, "profile_slice", fixed_slice))
+            stack.enter_context(mock.patch.object(MeasuredCosts, "profile", fixed_run_profile))
             return READERS[command.read](printed(self.words(command.line, out)), out)
 
     def words(self, line: str, out: Path) -> list[str]:
@@ -652,9 +655,14 @@ def fixed_profile(
     return profile_of(contexts, min(depth, pair.drafter.max_depth or depth), tree_tokens if pair.drafter.trees else 0)
 
 
-def fixed_document(costs: MeasuredCosts, runs: Any, repeats: int) -> dict[str, Any]:
+def fixed_slice(*given: Any, **how: Any) -> Profile:
+    return Profile.from_json(fixed_profile(*given, **how), "given")
+
+
+def fixed_run_profile(costs: MeasuredCosts, runs: Any, repeats: int) -> Profile:
     """What `realrun validate` and `realrun board` are told that decoding cost: the same seconds in every run."""
-    return profile_of(costs.contexts, costs.prober.depth, max(costs.prober.sizes, default=0))
+    document = profile_of(costs.contexts, costs.prober.depth, max(costs.prober.sizes, default=0))
+    return Profile.from_json(document, "given")
 
 
 def grid_of(model: str, scale: float) -> dict[str, Any]:

@@ -6,7 +6,6 @@ are tuned under is the same each time.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -22,12 +21,13 @@ import pytest
 import realrun.experiment.forecast as forecast_costs_module
 import realrun.experiment.measuring as measuring_module
 import realrun.experiment.pipeline as pipeline_module
-import realrun.leaderboard.rows as costs_module
+import realrun.leaderboard.job as costs_module
 import realrun.measure.probe as probe_module
 import specsim.report.drafters as drafters_page
 import specsim.report.validation as validation_page
 from realrun.decode.decoder import Decoder
 from realrun.train.common.loop import LoopSettings, _Run
+from specsim.cost.profile import Profile
 from tests.support.commands import COMMANDS, on_any_machine
 
 DEPTH = 3
@@ -70,8 +70,8 @@ def noted(log: Path, unit: str, function: Callable[..., Any], when: Callable[...
 
 def quicken(patch: pytest.MonkeyPatch) -> None:
     """Given costs, no figures, which take as long as all else, and a checkpoint after every step."""
-    for module, name in ((forecast_costs_module, "profile"), (costs_module, "profile_slice")):
-        patch.setattr(module, name, lambda *_, **__: json.loads(json.dumps(GIVEN_COSTS)))
+    patch.setattr(forecast_costs_module, "profile", lambda *_, **__: GIVEN_COSTS)
+    patch.setattr(costs_module, "profile_slice", lambda *_, **__: Profile.from_json(GIVEN_COSTS, "given"))
     patch.setattr(probe_module, "LIMIT_S", 0.0)
     for page, renderer in ((validation_page, "render_validation"), (drafters_page, "render_drafters")):
         patch.setattr(page, renderer, lambda document: "")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realrun.experiment.budget import (
+from realrun.experiment.pipeline import (
     ENOUGH_HELD_OUT,
     ENOUGH_POLICIES,
     LEAST_HELD_OUT,

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from realrun.decode.rounds import Decoded, Round
-from realrun.experiment.document import PARTS, Forecast, choice_of, error_parts
+from realrun.experiment.forecast import Forecast
 from realrun.experiment.measuring import Measurement
 from realrun.experiment.timing import Arm, Timings
-from realrun.experiment.validate import Row, Validation
+from realrun.experiment.validate import PARTS, Promise, Row, Validation, choice_of, error_parts
 from realrun.machine_load import Load
 from realrun.pairs.prompts import Prompt
 from specsim.cost.profile import ProfileCost, TreeProfile
 from specsim.io.arrays import Floats
+from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
 from specsim.replaying.intervals import NO_SPECULATION, Estimate, noise_floor_percent, paired_difference, ratio_interval
@@ -32,8 +35,8 @@ from tests.support.tree_traces import tree_trace
 BASELINE_S = np.array([10.0, 12.0, 8.0, 11.0])
 
 
-def forecast(label: str, speedup: float, measured: float, wobble: float = 0.01) -> Forecast:
-    return Forecast(label, speedup, BASELINE_S / measured * (1 + wobble * np.array([1, -1, -1, 1])))
+def forecast(label: str, speedup: float, measured: float, wobble: float = 0.01) -> Promise:
+    return Promise(label, speedup, BASELINE_S / measured * (1 + wobble * np.array([1, -1, -1, 1])))
 
 
 def test_the_regret_is_the_measured_bests_lead() -> None:
@@ -65,6 +68,36 @@ def test_a_forecast_below_one_chooses_not_to_speculate() -> None:
     choice = choice_of([forecast("a", 0.9, 1.25), forecast("b", 0.8, 1.1)], BASELINE_S, 1.0)
     assert (choice["forecast"], choice["forecast_speedup"], choice["measured"]) == (NO_SPECULATION, 1.0, "a")
     assert choice["regret"]["estimate"] == pytest.approx(0.25, abs=0.01)
+
+
+# The file of a forecast: what a build before wrote is read as it is, and anything else refused in a line.
+
+WRITTEN: dict[str, Any] = {
+    "kind": "specsim-forecast", "version": 1, "made": "2026-01-01T00:00:00+00:00", "sealed": True, "target": "t",
+    "drafter": "d", "sequences": {"tuning": 4, "holdout": 5}, "baseline_tokens_per_s": 50, "deploy": "fixed_k(k=2)",
+    "rows": [
+        {"policy": "fixed_k", "label": f"fixed_k(k={k})", "params": {"k": k}, "role": "tuned",
+         "tokens_per_s": 50 * speedup, "forecast": {"estimate": speedup, "low": 0.9, "high": 1.9},
+         "forecast_without_probe": 1.0}
+        for k, speedup in ((1, 1.25), (2, 1.5), (3, 0.75))
+    ],
+    "costs": {"source": "measured just before"},
+}  # fmt: skip
+
+
+def test_a_forecast_is_read_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "forecast.json").write_text(json.dumps(WRITTEN))
+    forecast = Forecast.read(tmp_path / "forecast.json")
+    assert forecast.as_dict() == WRITTEN
+    assert str(forecast).startswith("forecast: fixed_k(k=2), 1.500 [0.900, 1.900] times")
+    assert replace(forecast, rows=forecast.rows[2:]).deploy == NO_SPECULATION
+
+
+@pytest.mark.parametrize("wrong", [{"version": 2}, {"sealed": 1}, {"rows": [{"policy": "fixed_k"}]}, {"costs": None}])
+def test_another_forecast_is_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "forecast.json").write_text(json.dumps({**WRITTEN, **wrong}))
+    with pytest.raises(InputError, match=r"forecast\.json .*--overwrite$"):
+        Forecast.read(tmp_path / "forecast.json")
 
 
 # Errors: parts that sum to the whole, nothing where rounds cost what was predicted, and their noise.

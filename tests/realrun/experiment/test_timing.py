@@ -22,20 +22,19 @@ from realrun.experiment.measuring import MeasuredCosts, Run
 from realrun.experiment.timing import (
     Arm,
     Timings,
+    WallClock,
     check_repeats,
     decode_in_turns,
     decode_sequence,
     make_arm,
     turned,
     typical_rounds,
-    wall_clock,
     warm_up,
 )
 from realrun.measure.interleaving import take_turns
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from specsim.cost.profile import profile_from_json
 from specsim.policy.registry import make_policy
 from specsim.replaying.intervals import ratio_interval
 from specsim.trace.trace import Trace
@@ -149,9 +148,9 @@ def test_of_known_interruptions_the_median_shows_nothing_and_the_wall_clock_all(
     both = 3 * share**2 * (1 - share) + share**3
     assert measured.estimate == pytest.approx(2 / (1 + 8 * both), rel=0.03)
     walls = [timings.wall_s_for_baseline(arm, sequences) for arm in (0, 1)]
-    wall = wall_clock(*walls, measured, floor_percent=2.0)
-    assert wall["wall_clock_speedup"]["estimate"] == pytest.approx(2 / (1 + 8 * share), rel=0.03)
-    assert wall["wall_clock_differs"] == (share > 0)
+    wall = WallClock.of(*walls, measured, floor_percent=2.0)
+    assert wall.speedup == pytest.approx(2 / (1 + 8 * share), rel=0.03)
+    assert wall.differs == (share > 0)
 
 
 def test_the_faster_of_two_noisy_repeats_is_no_median() -> None:
@@ -374,8 +373,8 @@ def test_probes_alone_give_every_drafter_a_whole_profile(kind: str) -> None:
         take_turns([costs.probing(prompt, index)], np.random.default_rng(0))
     for tokens in range(1, trace.depth + 1):
         assert costs.probed.count("draft", tokens) >= ENOUGH and costs.probed.count("verify", tokens + 1) >= ENOUGH
-    document = json.loads(json.dumps(costs.document(baseline_runs(trace, 0.25), repeats=1)))
-    cost = profile_from_json(document, "here")
+    profile = costs.profile(baseline_runs(trace, 0.25), repeats=1)
+    cost, document = profile.cost, profile.as_dict()
     np.testing.assert_allclose(cost.autoregressive_s, 0.25)
     assert (cost.draft_step_s > 0).all() and (cost.verify_s > 0).all()
     assert len(cost.verify_s) == trace.depth + 1 and document["repeats"] == 1
@@ -387,13 +386,13 @@ def test_the_arms_rounds_and_the_probes_are_weighed_alike() -> None:
     costs, trace = measured_costs(tiny_pair())
     for index, prompt in enumerate(PROMPTS):
         take_turns([costs.probing(prompt, index)], np.random.default_rng(0))
-    probes_alone = costs.document(baseline_runs(trace, 0.25), 1)["median_s"]
+    probes_alone = costs.profile(baseline_runs(trace, 0.25), 1).document["median_s"]
     slow_s = 100.0  # beyond any probe, however busy the machine
-    both = costs.document([*baseline_runs(trace, 0.25), *chain_runs(trace, slow_s)], 1)["median_s"]
+    both = costs.profile([*baseline_runs(trace, 0.25), *chain_runs(trace, slow_s)], 1).document["median_s"]
     assert np.max(probes_alone["verify"][1:]) < 0.2 * slow_s and probes_alone["verify"][3] == both["verify"][3]
     np.testing.assert_allclose(both["verify"][2], slow_s, rtol=0.1)  # there are more rounds of arms than probes
     np.testing.assert_allclose(both["draft_step"][0], slow_s, rtol=0.1)
-    again = costs.document(baseline_runs(trace, 0.25), 1)["median_s"]
+    again = costs.profile(baseline_runs(trace, 0.25), 1).document["median_s"]
     assert again == probes_alone  # no document leaves anything behind for the next
 
 
@@ -428,4 +427,4 @@ def test_probes_go_on_from_a_file_and_are_finished_where_texts_were_too_few() ->
     before = json.dumps(resumed.probed.as_dict())
     resumed.finish(PROMPTS[1], 1)
     assert json.dumps(resumed.probed.as_dict()) == before
-    assert profile_from_json(resumed.document(baseline_runs(trace, 0.25), 2), "here").max_tree_tokens == 4
+    assert resumed.profile(baseline_runs(trace, 0.25), 2).cost.max_tree_tokens == 4

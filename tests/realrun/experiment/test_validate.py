@@ -16,7 +16,6 @@ import pytest
 import torch
 
 import realrun.experiment.forecast as costs_module
-import realrun.experiment.forecast as forecast_costs_module
 import realrun.experiment.measuring as measuring_module
 import realrun.experiment.pipeline as pipeline_module
 import realrun.leaderboard.job as board_module
@@ -26,11 +25,11 @@ import specsim.report.validation as page
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
-from realrun.experiment.document import PARTS
 from realrun.experiment.pipeline import UNFINISHED
 from realrun.experiment.run import validate
 from realrun.experiment.settings import ValidationSettings
 from realrun.experiment.validate import (
+    PARTS,
     Divergence,
     departures_summary,
     divergences,
@@ -43,7 +42,7 @@ from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import Prompt, lab_prompts
 from specsim.cost.files import read_cost
 from specsim.cost.model import ConstantCost
-from specsim.cost.profile import profile_from_json
+from specsim.cost.profile import Profile, profile_from_json
 from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.registry import CHAIN_POLICIES, POLICIES, make_policy
@@ -188,7 +187,7 @@ def test_the_forecast_is_written_before_a_held_out_prompt_is_decoded(
         "sequence",
         lambda self, number, *rest: recorded.append(number) or sequence(self, number, *rest),
     )
-    monkeypatch.setattr(costs_module, "tuning_profile", lambda *args: GIVEN_COSTS)
+    monkeypatch.setattr(costs_module, "tuning_profile", lambda *args: Profile.from_json(GIVEN_COSTS, "given"))
     record = replace(SETTINGS.record, max_draft_tokens=DEPTH)
     settings, out = replace(SETTINGS, record=record, kinds=(POLICIES["fixed_k"],)), tmp_path / "out"
     seen: dict[str, Any] = {}
@@ -501,7 +500,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(page, "render_validation", lambda document: "")
     monkeypatch.setattr(reuse, "record", noted("record", reuse.record))
-    monkeypatch.setattr(forecast_costs_module, "profile", noted("profile", lambda *_, **__: GIVEN_COSTS))
+    monkeypatch.setattr(costs_module, "profile", noted("profile", lambda *_, **__: GIVEN_COSTS))
     monkeypatch.setattr(pipeline_module, "_tuned", noted("tune", pipeline_module._tuned))
     monkeypatch.setattr(measuring_module, "decode_sequence", noted("decode", measuring_module.decode_sequence))
     return done
@@ -532,7 +531,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """A mode, the answer of an undisturbed validation under given costs, and how often it tuned."""
     out, tune = tmp_path_factory.mktemp(request.param) / "out", pipeline_module._tuned
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forecast_costs_module, "profile", lambda *_, **__: GIVEN_COSTS)
+        patch.setattr(costs_module, "profile", lambda *_, **__: GIVEN_COSTS)
         patch.setattr(page, "render_validation", lambda document: "")
         tuned: list[Any] = []
         patch.setattr(pipeline_module, "_tuned", lambda *given: tuned.append(given) or tune(*given))
@@ -569,9 +568,9 @@ def test_it_goes_on_from_the_probe_that_its_policies_were_tuned_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probes: list[Any] = []
-    probe = forecast_costs_module.probe
+    probe = costs_module.probe
     monkeypatch.setattr(
-        forecast_costs_module, "probe", lambda *args, **options: probes.append(probe(*args, **options)) or probes[-1]
+        costs_module, "probe", lambda *args, **options: probes.append(probe(*args, **options)) or probes[-1]
     )
     with pytest.raises(KeyboardInterrupt):
         start_job(tmp_path / "out", RESUMED, ("decode", 1))

@@ -12,7 +12,7 @@ import pytest
 
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
-from realrun.experiment.joined import validate_joined
+from realrun.experiment.run import validate_joined
 from realrun.experiment.settings import ValidationSettings
 from realrun.measure.record import RecordSettings
 from realrun.pairs.pair import Pair, load_pair

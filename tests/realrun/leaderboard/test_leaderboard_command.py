@@ -19,7 +19,7 @@ from markupsafe import escape
 
 import realrun.experiment.measuring as measuring_module
 import realrun.experiment.pipeline as pipeline_module
-import realrun.leaderboard.rows as costs_module
+import realrun.leaderboard.job as costs_module
 import realrun.measure.sweeps as probes_module
 from realrun.cli.board import print_board
 from realrun.decode.rounds import Round
@@ -27,8 +27,18 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
 from realrun.drafters.registry import DRAFTERS
 from realrun.experiment.settings import Candidate
-from realrun.leaderboard.job import BoardSettings, best_of_roles, named, run_leaderboard
-from realrun.leaderboard.rows import ADAPTIVE, FIXED, LOOPS, PAPER, TREE, trigram_shares
+from realrun.leaderboard.job import (
+    ADAPTIVE,
+    FIXED,
+    LOOPS,
+    PAPER,
+    TREE,
+    BoardSettings,
+    best_of_roles,
+    named,
+    run_leaderboard,
+    trigram_shares,
+)
 from realrun.lm.variants import expand
 from realrun.measure.record import RecordSettings
 from realrun.measure.stream import Stream
@@ -37,6 +47,7 @@ from realrun.pairs.drafter_files import LAB_DRAFTERS
 from realrun.pairs.pair import LOOKUP, Pair
 from realrun.pairs.prompts import Prompt
 from specsim.cost.files import read_cost
+from specsim.cost.profile import Profile
 from specsim.io.errors import InputError
 from specsim.policy.base import build_policy
 from specsim.policy.registry import POLICIES, make_policy
@@ -208,9 +219,7 @@ def slowing(factors: dict[tuple[str, int], float], taken: list[tuple[str, float]
     """A profile on a machine that is slower by a factor in some slices of some; all costs are otherwise TRUE_MS."""
     counts: dict[str, int] = {}
 
-    def measure(
-        pair: Any, done: list[Stream], count: int, *, contexts: list[int], depth: int, **_: Any
-    ) -> dict[str, Any]:
+    def measure(pair: Any, done: list[Stream], count: int, *, contexts: list[int], depth: int, **_: Any) -> Profile:
         number = counts[pair] = counts.get(pair, 0) + 1
         factor = factors.get((pair, number), 1.0)
         taken.append((pair, factor))
@@ -225,7 +234,7 @@ def slowing(factors: dict[tuple[str, int], float], taken: list[tuple[str, float]
         whole = Stream()
         for sweep in done:
             whole.merge(sweep.as_dict())
-        return {"contexts": contexts, **whole.tables(contexts, depth, [], masks=False)}
+        return Profile.from_json({"contexts": contexts, **whole.tables(contexts, depth, [], masks=False)}, "given")
 
     return measure
 
@@ -243,7 +252,7 @@ def costs_on(
     pairs: Any = {name: name for name in names}
     how: Any = {"contexts": [8, 64], "record": RecordSettings(4, 20, CHOICE), "seed": 0}
     costs = costs_module.SlicedCosts(pairs, "plain", out, **how)  # type: ignore[arg-type]
-    return costs_module.models(costs.measure(lambda *step: None, limit_s)), taken
+    return {name: made.cost for name, made in costs.measure(lambda *step: None, limit_s).items()}, taken
 
 
 @pytest.mark.parametrize(("limit_s", "slices"), [(math.inf, 5), (0.0, 3)])

@@ -14,8 +14,7 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.lookup import LookupKind
-from realrun.experiment.document import error_parts
-from realrun.experiment.validate import rounds_identical
+from realrun.experiment.validate import error_parts, rounds_identical
 from realrun.lm.cached import CachedLM
 from realrun.lm.choice import library_lm
 from realrun.lm.recurrent import RecurrentLM

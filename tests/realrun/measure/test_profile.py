@@ -40,6 +40,7 @@ from realrun.measure.stream import Stream
 from realrun.measure.sweeps import Probe, Prober, Sweeps
 from realrun.pairs.pair import Pair
 from specsim.cost.files import read_cost
+from specsim.cost.probe import Probe as MachineProbe
 from specsim.cost.probe import changes, with_probe
 from specsim.cost.profile import profile_from_json
 from specsim.cost.table import compile_table
@@ -474,7 +475,7 @@ def predicted_over_measured(pair: Pair, contexts: list[int], slices: int, prompt
                         tokens, RoundContext(loop.sampler, 0, t, tree.max_draft_tokens, 0), tree, (0.0,), log
                     )
                     rounds[index].append((context, behind, draft, log[0]))
-    cost = profile_from_json(measured, "here")
+    cost = measured.cost
     ratios = []
     for index in range(len(trees)):
         shares = []
@@ -541,10 +542,10 @@ def test_a_profile_with_a_probe_is_the_profile_that_the_machine_would_have_now(m
         np.testing.assert_allclose(now.verify(n, PROBED), after.verify(n, PROBED), rtol=0.01)
     np.testing.assert_allclose(now.autoregressive_step(PROBED), after.autoregressive_step(PROBED), rtol=0.01)
     np.testing.assert_allclose(now.draft(6, PROBED), after.draft(6, PROBED), rtol=0.01)
-    moved = {change.part: change.factor for change in changes(first, second)}
+    moved = {change.part: change.factor for change in changes(*map(MachineProbe.from_json, (first, second)))}
     expected = {"pass of 1": 1.5, "pass of 2": 1.3, "pass of 3": 1.2, "pass of 4": 1.15, "pass of 5": 1.1}
     assert moved == pytest.approx({**expected, "draft step": 1.5, "decoding step": 1.5}, rel=0.01)
-    assert all(change.significant for change in changes(first, second))
+    assert all(change.significant for change in changes(*map(MachineProbe.from_json, (first, second))))
 
 
 def test_a_probe_says_how_precise_it_is_and_what_else_ran() -> None:

@@ -14,7 +14,7 @@ import specsim
 from specsim.acceptance.generate import generate
 from specsim.acceptance.models import IID
 from specsim.cost.files import read_cost
-from specsim.cost.profile import noisy_profile, profile_from_json
+from specsim.cost.profile import Profile
 from specsim.io.errors import InputError
 from specsim.trace.files import write_trace
 from tests.specsim.cost.test_batch_profile import document as batch_document
@@ -121,8 +121,8 @@ def test_draws_spread_as_the_intervals_say(used: str) -> None:
     """95 % of them lie within the half-width. Costs are read from medians where there are no means."""
     tables = {"median_s": SECONDS, "mean_s": None, used: SECONDS}
     document = {"contexts": [10, 20], "relative_half_width": WIDTHS, **tables}
-    rng, exact = np.random.default_rng(0), profile_from_json(document, "given")
-    drawn = [profile_from_json(noisy_profile(document, rng), "drawn") for _ in range(3000)]
+    profile = Profile.from_json(document, "given")
+    exact, drawn = profile.cost, profile.draws(3000, seed=0)
     for table in ("draft_step", "verify", "autoregressive"):
         true_s = getattr(exact, f"{table}_s")
         moved = np.abs(np.log([getattr(cost, f"{table}_s") / true_s for cost in drawn]))

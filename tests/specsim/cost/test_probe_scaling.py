@@ -13,7 +13,9 @@ from scipy import stats
 
 import specsim
 from specsim.cost.files import read_cost
-from specsim.cost.probe import Change, changes, probed_document, with_probe
+from specsim.cost.probe import Change, Probe, rescaled, with_probe
+from specsim.cost.probe import changes as changes_of
+from specsim.cost.profile import Profile
 from specsim.io.errors import InputError
 
 CONTEXTS, PROBED = [32, 128, 512], [64, 300]
@@ -100,6 +102,14 @@ def probe_of(
         },
         "relative_half_width": {"verify": [w for _, w in passes], "draft_step": width, "autoregressive": step_width},
     }
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+    return changes_of(Probe.from_json(before), Probe.from_json(after))
+
+
+def probed_document(profile: Mapping[str, Any], probe: Mapping[str, Any], sources: Mapping[str, Any]) -> dict[str, Any]:
+    return rescaled(Profile.from_json(profile, "given"), Probe.from_json(probe), sources).as_dict()
 
 
 def same_costs(cost: Any, expected: Any, rtol: float) -> None:
