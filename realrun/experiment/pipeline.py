@@ -192,7 +192,7 @@ class Experiment(ABC):
 
     def run(self) -> Outcome:
         """Do all steps. Errors are those of `realrun.validate`."""
-        settings, contenders = self.settings, self.contenders
+        settings = self.settings
         plan = Plan(self.folder / PLAN, settings, lambda: self.state.decoding_step_s)
         recorded = next((folder for folder in self.traces if folder.exists() and not self.overwrite), None)
         self.prompts = plan.to_record(self.given, recorded)
