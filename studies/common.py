@@ -1,6 +1,6 @@
 """Shared parts of the studies: configuration, jobs whose results are cached in files, and where they ran.
 
-A study is a folder with config.toml, run.py, report.py, and the report that these wrote: `python -m studies edd`.
+A study is a folder with config.toml, run.py, and the report that it wrote: `python -m studies edd`.
 """
 
 from __future__ import annotations

@@ -34,19 +34,25 @@ from realrun.pairs.prompts import Prompt
 from specsim.acceptance import formulas as metrics
 from specsim.cost.profile import Profile
 from specsim.io.arrays import Floats
-from specsim.learn.chain_calibration import verified_tokens
+from specsim.learn.calibration import verified_tokens
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.registry import make_policy
 from specsim.policy.switch.base import SwitchPolicy
 from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.forecast import error_summary
-from specsim.replaying.intervals import NO_SPECULATION, Estimate, beyond_floor, paired_difference, ratio_interval
+from specsim.replaying.intervals import (
+    NO_SPECULATION,
+    Estimate,
+    beyond_floor,
+    paired_difference,
+    ratio_interval,
+    simultaneous,
+)
 from specsim.replaying.prediction import Prediction, oracle_seconds, predict_policy, summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.replaying.rounds import PARTS, RoundLog
-from specsim.replaying.simultaneous import simultaneous
 from specsim.trace.trace import Trace
 
 ROUND_FIELDS = [field.name for field in fields(Round)]

@@ -64,12 +64,11 @@ from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.tree.base import TreePolicy
-from specsim.replaying.intervals import ratio_interval
+from specsim.replaying.intervals import ratio_interval, simultaneous
 from specsim.replaying.prediction import summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.replaying.rounds import PARTS
-from specsim.replaying.simultaneous import simultaneous
 from specsim.trace.trace import Trace
 
 SETTINGS = "settings.json"  # in the folder of the board

@@ -138,7 +138,7 @@ def _facts(file: Path, *keys: str) -> list[Any]:
     """Read what a GGUF file says under these keys, None where it says nothing; refuse sizes beyond its tensors'."""
     from gguf import GGUFReader
 
-    class Reader(GGUFReader):  # type: ignore[misc]
+    class Reader(GGUFReader):
         """Ends with the file, whatever lengths its header states."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **more: Any) -> Any:

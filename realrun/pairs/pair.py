@@ -41,9 +41,10 @@ from realrun.pairs.drafter_files import (
     weights_digest,
 )
 from realrun.pairs.gguf_models import model_folder
-from realrun.pairs.whole import FAILURES, cannot_load, load_config, load_whole
+from realrun.pairs.whole import cannot_load, load_config, load_whole
 from realrun.proposals.recorder import Recorder
 from realrun.provenance import provenance
+from realrun.tensor_files import FAILURES
 from speckernels import backend_for
 from specsim.io.errors import InputError
 

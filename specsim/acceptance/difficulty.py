@@ -304,7 +304,6 @@ def cholesky(correlation: Table) -> Floats:
 
 
 def _values(scores: Floats, confidence: Table, entropy_nats: Table, ratio: Table) -> tuple[Floats, Floats, Floats]:
-    """Probability, confidence and entropy of these scores [3, ...]."""
     top = np.interp(scores[0], KNOTS, confidence)
     entropy = np.interp(scores[1], KNOTS, entropy_nats)
     least = -np.log(np.maximum(top, 1e-9))  # smallest entropy of a distribution with this mode

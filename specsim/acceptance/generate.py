@@ -1,21 +1,27 @@
-"""Synthetic traces by a rate of acceptance or an acceptance model."""
+"""Synthetic traces by a rate of acceptance or an acceptance model, and the JSON files of such models."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Real
 from os import PathLike
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
-from specsim.acceptance.files import load_model
+from specsim.acceptance.difficulty import Difficulty
 from specsim.acceptance.models import EOS, IID, MAX_SEED, VOCABULARY, AcceptanceModel, PerPosition, parameters_of
 from specsim.acceptance.sources import Source, describe
 from specsim.io.errors import InputError
+from specsim.io.files import write_json
+from specsim.io.json import checked, read_json
 from specsim.trace.trace import MAX_DEPTH, Trace
 
+KIND, VERSION = "specsim-acceptance", 1
+AGAIN = "fit the model again"
+MODELS: dict[str, Any] = {kind.name: kind for kind in (IID, PerPosition, Difficulty)}
 ALIKE_TOKENS = 128  # output tokens of a sequence that is generated from counts
 LEAST_SEQUENCES, MOST_SEQUENCES = 8, 200  # of these, so that intervals are as wide as the counts' and answers are quick
 
@@ -159,3 +165,44 @@ def _draft_tokens(
         wrong = (truth - 1 + shift[rejected]) % (VOCABULARY - 1) + 1
         drafted[:, i] = np.where(i < match_len, truth, wrong)
     return drafted
+
+
+def as_document(model: AcceptanceModel, fitted_to: dict[str, Any] | None = None) -> dict[str, Any]:
+    """JSON document of a model, with a description of its data (`sources.describe`)."""
+    return {
+        "kind": KIND,
+        "version": VERSION,
+        "model": model.name,
+        "parameters": parameters_of(model),
+        "fitted_to": fitted_to or {},
+    }
+
+
+def save_model(model: AcceptanceModel, path: Path | str, fitted_to: dict[str, Any] | None = None) -> None:
+    """Write a model as JSON."""
+    write_json(as_document(model, fitted_to), path, indent=2)
+
+
+def load_model(path: str | PathLike[str]) -> AcceptanceModel:
+    """Read a model; InputError for any other file."""
+    path = Path(path)
+    make = "make a model with `specsim acceptance fit`"
+    document = read_json(path, str(path), missing=make, invalid=AGAIN)
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        raise InputError(f"{path} is not an acceptance model; write a model with `specsim acceptance fit`")
+    if document.get("version") != VERSION:
+        raise InputError(f"{path} has version {document.get('version')}, this program reads {VERSION}; fit it again")
+    name = document.get("model")
+    if not isinstance(name, str) or name not in MODELS:
+        raise InputError(f"{path}: unknown acceptance model {name!r}; known: {', '.join(MODELS)}")
+    hints = get_type_hints(MODELS[name])
+    known = TypedDict("known", hints)  # type: ignore[misc]
+    parameters = checked(document.get("parameters"), f"{path}: parameters of the model {name}", known, invalid=AGAIN)
+    model: AcceptanceModel = MODELS[name](**_tuples({key: parameters[key] for key in hints}))
+    return model
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

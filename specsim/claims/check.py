@@ -301,7 +301,6 @@ def benchmark_document(results: Sequence[Checked]) -> dict[str, Any]:
 
 
 def _benchmark_stats(data: Any) -> dict[str, float]:
-    """pytest-benchmark's figures of these times."""
     q1, median, q3 = (float(value) for value in np.quantile(data, (0.25, 0.5, 0.75)))
     mean, spread = float(data.mean()), float(data.std(ddof=1)) if len(data) > 1 else 0.0
     return {

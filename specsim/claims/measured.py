@@ -212,7 +212,7 @@ def of_replay(subject: ReplaySubject, home: Path) -> Measured:
 @lru_cache(maxsize=64)  # several quantities are claimed of the same replay, which holds no trace
 def _replay(source: Source, subject_json: bytes) -> tuple[Replay, int, bool]:
     """The sum of a subject's replays, their number, and whether they are of the held-out sequences only."""
-    from specsim.compare.replays import replay_seeds, together
+    from specsim.compare.leaderboard import replay_seeds, together
     from specsim.learn.predict import fitted_part
 
     subject, whole = msgspec.json.decode(subject_json, type=ReplaySubject), _priced(source)
@@ -245,7 +245,6 @@ def _priced(source: Source) -> PricedTrace:
 
 @lru_cache(maxsize=4)
 def _held_out(source: Source, tuning_share: float, seed: int) -> PricedTrace:
-    """The sequences that policies do not learn on."""
     from specsim.trace.split import split_sequences
 
     whole = _priced(source)

@@ -51,7 +51,7 @@ def fit(options: FitOptions) -> Answer:
 
     Example: specsim acceptance fit counters.json --model per_position --out model.json
     """
-    from specsim.acceptance.files import MODELS, as_document, save_model
+    from specsim.acceptance.generate import MODELS, as_document, save_model
     from specsim.acceptance.models import parameters_of
     from specsim.acceptance.sources import Counters, describe, verified_by_depth
     from specsim.engines.import_records import as_counts
@@ -103,8 +103,8 @@ def generate(options: GenerateOptions) -> Answer:
 
     Example: specsim acceptance generate model.json --out synthetic --sequences 200
     """
-    from specsim.acceptance.files import load_model
     from specsim.acceptance.generate import generate as run_generate
+    from specsim.acceptance.generate import load_model
     from specsim.trace.files import check_free, write_trace
 
     check_free(options.out, overwrite=options.overwrite)

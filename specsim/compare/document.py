@@ -14,7 +14,7 @@ from specsim.report.table import as_csv, behind_leader
 if TYPE_CHECKING:
     import pandas as pd
 
-    from specsim.compare.board import Board
+    from specsim.compare.leaderboard import Board
 
 
 RESULT = "leaderboard.json"

@@ -1,30 +1,31 @@
 """The leaderboard: every policy tuned on a part of a trace, ranked on the held-out part.
 
 Ranking is by the speedup replayed on the held-out sequences. The leader is picked on those same sequences, so all
-intervals hold at once (`specsim.replaying.simultaneous`), and rows that are not significantly slower are marked.
+intervals hold at once (`Simultaneous`), and rows that are not significantly slower are marked.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specsim.compare.board import Board, Row
-from specsim.compare.replays import mean_seconds, replay_seeds, rounds_of, together
-from specsim.compare.sensitivity import Sweep, sweep, swept_settings
 from specsim.cost.files import CostLike
 from specsim.cost.model import CostModel
-from specsim.io.arrays import Floats
+from specsim.io.arrays import Floats, Ints, Strings
 from specsim.io.errors import InputError
 from specsim.io.progress import Counter, Progress
-from specsim.learn.evaluate import truncated_reason
+from specsim.learn.evaluate import MAX_TRUNCATED_SHARE, TRUNCATED, truncated_reason
+from specsim.learn.fit import fit
 from specsim.learn.predict import priced
 from specsim.learn.search import best_policy
 from specsim.learn.settings import SearchSettings
+from specsim.learn.space import Axis, recorded_limits, search_space
 from specsim.learn.variants import Form, applicable_variants, fit_counted, label
 from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.base import ChainPolicy
@@ -32,15 +33,29 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.renewal_stop import SIGNALS, RenewalStop
 from specsim.policy.registry import POLICIES, SWITCH_POLICIES, PolicyName, find_policies
 from specsim.replaying.checks import unsupported_reason
-from specsim.replaying.intervals import ratio_interval
-from specsim.replaying.prediction import oracle_name, oracle_seconds, summarise
+from specsim.replaying.intervals import Comparison, Estimate, against_baseline, ratio_interval, simultaneous
+from specsim.replaying.prediction import Prediction, oracle_name, oracle_seconds, summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import compile_kernel
-from specsim.replaying.simultaneous import simultaneous
+from specsim.replaying.result import Result
+from specsim.replaying.rounds import PARTS
+from specsim.report.page import NEAR_PERCENT, simplest
 from specsim.trace.files import TraceLike
 from specsim.trace.joined import JoinedTrace
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+from specsim.replaying.replay import Replay
+from specsim.replaying.rounds import RoundLog
+
+POINTS = 25  # values of a setting that is a float
+MAX_WHOLE_VALUES = 32  # whole numbers that are all tried
+NEAR = 0.01  # speedups that differ by less are as good as equal
 
 
 def leaderboard(
@@ -153,8 +168,6 @@ def leaderboards(
 
 @dataclass(frozen=True)
 class _Settings:
-    """Settings of a board: how policies are tuned, split, replayed (by seeds) and swept, and the number of threads."""
-
     search: SearchSettings
     tuning_share: float
     seeds: list[int]
@@ -332,3 +345,306 @@ def learned_rule(train: PricedTrace, settings: SearchSettings) -> Policy | None:
         except InputError:  # such as costs that do not cover drafts this long
             return None
     return min(rules, key=lambda policy: float(train.replay(policy, seed=settings.seed).speculative_s.sum()))
+
+
+@dataclass(frozen=True, repr=False)
+class Row:
+    """A variant of a policy on the held-out sequences.
+
+    replays : number of replays averaged; 1 unless the policy is random
+    lengths : rounds by drafted tokens that the target verified [D + 1 or more], of all replays together
+    token_s : seconds per output token in draft, policy, verify, other
+    speculative_s : seconds per held-out sequence [S], mean of the replays
+    train_speedup : on the tuning sequences, whether it was tuned or not
+    speedup : with an interval that holds for all rows of the board at once; the prediction's holds for it alone
+    truncated_trials : settings of its search that the recorded trees are too small to judge
+    rule_gap : seconds over those of the rule learned from the same signals, less 1; None for trees, or without a rule
+    to_leader : the leader's speedup less this row's, its interval holding for all rows at once; None for the leader
+    """
+
+    label: str
+    policy: Policy
+    tuned: bool
+    prediction: Prediction
+    replays: int
+    lengths: Ints
+    token_s: tuple[float, ...]
+    speculative_s: Floats
+    train_speedup: float
+    speedup: Estimate
+    truncated_trials: int = 0
+    rule_gap: float | None = None
+    to_leader: Comparison | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.label}: speedup {self.speedup}"
+
+    @property
+    def tied(self) -> bool:
+        """Whether the difference to the leader is not significant (95 %, all rows at once)."""
+        return self.to_leader is not None and not self.to_leader.significant
+
+    @property
+    def mean_length(self) -> float:
+        """Mean number of drafted tokens that a round verified."""
+        return float(self.lengths @ np.arange(len(self.lengths)) / self.lengths.sum())
+
+    def length_quantile(self, q: float) -> int:
+        """Least number of verified tokens that a share q of the rounds does not exceed."""
+        return int(np.searchsorted(self.lengths.cumsum(), q * self.lengths.sum()))
+
+    def as_dict(self) -> dict[str, Any]:
+        document = self.prediction.as_dict()
+        keys = ("policy", "params", "speedup", "v_d", "r_d", "hm", "tau", "oracle_regret")
+        return {
+            "label": self.label,
+            "settings": str(self.policy).removeprefix(self.policy.name)[1:-1],
+            "tuned": self.tuned,
+            **{key: document[key] for key in keys},
+            "speedup": self.speedup.as_dict(),
+            "learned_rule_gap": self.rule_gap,
+            "train_speedup": self.train_speedup,
+            "mean_draft_tokens": self.mean_length,
+            "draft_tokens_quantiles": {f"{q:g}": self.length_quantile(q) for q in (0.1, 0.5, 0.9)},
+            "rounds_by_draft_tokens": self.lengths.tolist(),
+            "token_seconds": dict(zip(PARTS, self.token_s, strict=True)),
+            "truncated_trials": self.truncated_trials,
+            "truncated_share": (document["truncated_rounds"] or 0) / document["rounds"],
+            "seeds": self.replays,
+            "tied_with_leader": self.tied,
+            "leader_minus_this": self.to_leader.as_dict() if self.to_leader else None,
+            "sequence_seconds": self.speculative_s.tolist(),
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class Board(Result):
+    """A trace at a maximal draft length.
+
+    tuning, holdout : sequences; output_tokens : of the hold-out ones, together
+    baseline_s : seconds per held-out sequence [S]; domains : of these sequences [S]
+    rule, rule_speedup : the fastest rule learned from the policies' signals on the tuning sequences, and what it
+        reaches on the held-out ones (`learned_rule` of the leaderboard); None where no chain or signal is there
+    rows : best first; skipped : (policy, reason)
+    cost_band : 5th and 95th percentile of measured over predicted speedup with such costs; None if unknown
+    """
+
+    trace: str
+    max_draft: int
+    meta: Mapping[str, Any]
+    tuning: int
+    holdout: int
+    output_tokens: int
+    baseline_s: Floats
+    domains: Strings
+    oracle: Estimate
+    oracle_of: str
+    rule: Policy | None
+    rule_speedup: Estimate | None
+    rows: list[Row]
+    skipped: list[tuple[str, str]]
+    sweeps: list[Sweep]
+    cost_band: tuple[float, float] | None = None
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self.rows))
+
+    def to_frame(self) -> pd.DataFrame:
+        """Tabulate the variants of policies, best first; speedups as ratios, lengths in tokens."""
+        import pandas as pd  # slow to import, and a comparison does not need it
+
+        return pd.DataFrame(
+            {
+                "label": row.label,
+                "policy": row.policy.name,
+                "speedup": row.speedup.estimate,
+                "speedup_low": row.speedup.low,
+                "speedup_high": row.speedup.high,
+                "tied_with_leader": row.tied,
+                **{name: getattr(row.prediction, name) for name in ("v_d", "r_d", "hm", "tau", "oracle_regret")},
+                "mean_draft_tokens": row.mean_length,
+                "settings": str(row.policy),
+            }
+            for row in self.rows
+        )
+
+    def plot(self) -> Figure:
+        """Speedup of every row with its 95 % interval, between the baseline and the oracle."""
+        from specsim.report.leaderboard_figures import ranking_figure  # matplotlib is slow to import
+
+        return ranking_figure(self.as_dict())
+
+    def domain_speedups(self, row: Row) -> dict[str, float]:
+        """Speedup of a row on the held-out sequences of every domain."""
+        parts = {str(name): self.domains == name for name in np.unique(self.domains)}
+        return {
+            name: float(self.baseline_s[part].sum() / row.speculative_s[part].sum()) for name, part in parts.items()
+        }
+
+    @property
+    def recommended(self) -> Row | None:
+        """The row with the fewest settings of those within `NEAR_PERCENT` of the best; None if none surely gains."""
+        if against_baseline(self.rows[0].speedup.as_dict()) != "faster":
+            return None
+        return self.rows[simplest((row.speedup, len(fields(row.policy))) for row in self.rows)]
+
+    @property
+    def unjudged(self) -> str:
+        """A sentence where recorded trees were too small to judge policies or settings, else nothing."""
+        left_out = [name for name, reason in self.skipped if TRUNCATED in reason]
+        partly = [row.label for row in self.rows if row.truncated_trials]
+        partly += [sweep.label for sweep in self.sweeps if sweep.truncated]
+        left_out += [f"some settings of {name}" for name in dict.fromkeys(partly)]
+        if not left_out:
+            return ""
+        return (
+            f"Trees could not be judged fully: the recorded ones are too small for {', '.join(left_out)}; record "
+            "larger ones with `realrun record --tree-nodes --tree-width`."
+        )
+
+    @property
+    def warnings(self) -> list[str]:
+        """Differences that are not significant, and notes on costs, a sentence each."""
+        warned = [f"costs: {note}" for note in self.rows[0].prediction.cost_notes]
+        if tied := sum(row.tied for row in self.rows):
+            others = f"{tied} of {len(self.rows) - 1} other policies"
+            warned.insert(0, f"not significant on {self.holdout} sequences: the leader's lead over {others}")
+        return [*([self.unjudged] if self.unjudged else []), *warned]
+
+    def as_dict(self) -> dict[str, Any]:
+        keys = ("target", "drafter", "decoding", "device", "dtype")
+        recommended = self.recommended
+        return {
+            "trace": self.trace,
+            "max_draft": self.max_draft,
+            "recorded": {
+                **{key: self.meta.get(key) for key in keys},
+                "date": (self.meta.get("provenance") or {}).get("date"),
+            },
+            "sequences": {"tuning": self.tuning, "holdout": self.holdout},
+            "output_tokens": self.output_tokens,
+            "baseline_token_seconds": float(self.baseline_s.sum()) / self.output_tokens,
+            "oracle": self.oracle.as_dict(),
+            "oracle_of": self.oracle_of,
+            "learned_rule": str(self.rule) if self.rule else None,
+            "learned_rule_speedup": self.rule_speedup.as_dict() if self.rule_speedup else None,
+            "rows": [{**row.as_dict(), "domain_speedups": self.domain_speedups(row)} for row in self.rows],
+            "recommended": recommended and {"label": recommended.label, "within_percent": NEAR_PERCENT},
+            "cost_band": None if self.cost_band is None else list(self.cost_band),
+            "unjudged": self.unjudged,
+            "skipped": [{"policy": name, "reason": reason} for name, reason in self.skipped],
+            "sensitivity": [s.as_dict() for s in self.sweeps],
+            "warnings": self.warnings,
+        }
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Speedups over the values of a setting.
+
+    tuned : the setting's own value, where `at_tuned` was reached
+    truncated : values left out, because the recorded trees are too small to judge them
+    """
+
+    label: str
+    policy: str
+    setting: str
+    values: list[Any]
+    speedups: list[float]
+    tuned: Any
+    at_tuned: float
+    log: bool
+    truncated: list[Any]
+
+    @property
+    def spread_percent(self) -> float:
+        """How much slower the worst value is than the best, in percent of the best."""
+        speedups = [*self.speedups, self.at_tuned]
+        return 100 * (1 - min(speedups) / max(speedups))
+
+    @property
+    def near_best(self) -> list[Any]:
+        """The values within 1 % of the best speedup, in the order of the search range."""
+        best = max([*self.speedups, self.at_tuned])
+        return [v for v, speedup in zip(self.values, self.speedups, strict=True) if speedup >= (1 - NEAR) * best]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "spread_percent": self.spread_percent, "near_best": self.near_best}
+
+
+def swept_settings(kind: type[Policy], variant: Variant) -> list[str]:
+    """The settings to vary: searched settings of a tuned variant, or of the first variant where none is tuned."""
+    candidates = [form for form in kind.variants if form.tuned] or list(kind.variants[:1])
+    if variant not in candidates:
+        return []
+    fields = dataclasses.fields(kind)
+    return [field.name for field in fields if field.metadata["tune"] and field.name not in variant.fixed]
+
+
+def sweep(
+    label: str,
+    policy: Policy,
+    setting: str,
+    train: PricedTrace,
+    speedup: Callable[[Policy], tuple[float, float]],
+) -> Sweep:
+    """Sweep a setting of the policy over its search range, where trace and costs serve it.
+
+    speedup : a policy's speedup, and the share of its rounds that asked for more than the recorded trees hold
+
+    What a policy learned from data (its table settings) is learned anew on `train` for every value.
+    """
+    kind = type(policy)
+    own = {key: value for key, value in policy.settings.items() if not isinstance(value, tuple)}
+    axis = next(axis for axis in search_space(kind, {}, recorded_limits(train)).axes if axis.name == setting)
+    judged: list[tuple[Any, float]] = []
+    truncated: list[Any] = []
+    for value in search_values(axis):
+        with suppress(InputError):  # a value that trace or costs cannot serve
+            reached, truncated_share = speedup(fit(kind, {**own, setting: value}, train.trace, train.table()))
+            if truncated_share > MAX_TRUNCATED_SHARE:
+                truncated.append(value)
+            else:
+                judged.append((value, reached))
+    return Sweep(
+        label=label,
+        policy=kind.name,
+        setting=setting,
+        values=[value for value, _ in judged],
+        speedups=[reached for _, reached in judged],
+        tuned=own[setting],
+        at_tuned=speedup(policy)[0],
+        log=axis.log,
+        truncated=truncated,
+    )
+
+
+def search_values(axis: Axis) -> list[Any]:
+    """Values over the search range: all of a choice or a few whole numbers, else an even grid."""
+    return list(axis.values) if axis.values is not None and len(axis.values) <= MAX_WHOLE_VALUES else axis.even(POINTS)
+
+
+def replay_seeds(priced: PricedTrace, policy: Policy, seeds: Sequence[int]) -> list[Replay]:
+    """Replay under these seeds; only under the first if the second changes nothing."""
+    replays = [priced.replay(policy, seed=seed, log=True) for seed in seeds[:2]]
+    if len(replays) == 2 and np.array_equal(rounds_of(replays[0]).arrays, rounds_of(replays[1]).arrays):
+        return replays[:1]
+    return replays + [priced.replay(policy, seed=seed, log=True) for seed in seeds[2:]]
+
+
+def together(replays: Sequence[Replay]) -> Replay:
+    """Sums of counts and seconds per sequence; the baseline's too, so that ratios are means over replays."""
+    if len(replays) == 1:
+        return replays[0]
+    sums = {name: np.sum([replay.columns[name] for replay in replays], axis=0) for name in replays[0].columns}
+    return dataclasses.replace(replays[0], rounds=None, **sums)
+
+
+def mean_seconds(replays: Sequence[Replay]) -> Floats:
+    """Seconds per sequence [S], mean over replays."""
+    return np.asarray(together(replays).speculative_s / len(replays))
+
+
+def rounds_of(replay: Replay) -> RoundLog:
+    assert replay.rounds is not None
+    return replay.rounds

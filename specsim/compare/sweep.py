@@ -263,7 +263,6 @@ _last_cell: dict[tuple[str, int], tuple[PricedTrace, PricedTrace]] = {}  # of a 
 
 
 def _halves(task: Task) -> tuple[PricedTrace, PricedTrace]:
-    """The tuning part of a cell, and the held-out part."""
     key = task.run, task.number
     if key not in _last_cell:
         train, holdout = _parts(task.run, task.cell.trace, task.tuning_share, task.seed)

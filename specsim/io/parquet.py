@@ -109,6 +109,5 @@ def _holds(kind: Any, wanted: str) -> bool:
 
 
 def _longest(column: pa.ChunkedArray) -> int:
-    """Return the length of the longest text, in characters."""
     texts = [str(text) for chunk in column.chunks for text in chunk.dictionary.to_pylist()]
     return max(map(len, texts), default=0)

@@ -54,7 +54,6 @@ def own_classes(module: ModuleType, bases: tuple[type[Any], ...]) -> list[type[A
 
 
 def _place(path: Path, error: BaseException) -> str:
-    """Describe an error and its line in the file."""
     if isinstance(error, SyntaxError) and error.filename:  # of this file, or of a file that it imports
         return f"{error.filename}, line {error.lineno}: {error.msg}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]

@@ -25,8 +25,7 @@ from specsim.cost.table import CostTable, autoregressive_seconds, context_share
 from specsim.io.arrays import Floats, Ints
 from specsim.io.compiled import njit
 from specsim.io.errors import InputError
-from specsim.learn.calibration import Calibration
-from specsim.learn.chain_calibration import Tokens
+from specsim.learn.calibration import Calibration, Tokens
 from specsim.policy.base import build_policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.renewal_stop import RenewalStop
@@ -242,7 +241,7 @@ def _learn(policy: RenewalStop, train: Trace, table: CostTable) -> RenewalStop:
 
     The value of a token is the time per token of the last replay, which converges to its fixed point.
     """
-    from specsim.learn.chain_calibration import calibrate, drafted_tokens
+    from specsim.learn.calibration import calibrate, drafted_tokens
     from specsim.replaying.checks import check_replayable
     from specsim.replaying.replay import replay
 

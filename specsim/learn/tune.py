@@ -21,12 +21,11 @@ from specsim.learn.space import tuned_fields
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import PolicyName, find_policy
-from specsim.replaying.intervals import Comparison
+from specsim.replaying.intervals import Comparison, simultaneous
 from specsim.replaying.prediction import Prediction, oracle_name, oracle_seconds, oracle_width, summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.replaying.result import Result
-from specsim.replaying.simultaneous import simultaneous
 from specsim.trace.files import TraceLike
 from specsim.trace.split import fold_sequences, split_sequences
 from specsim.trace.trace import Trace
@@ -394,7 +393,6 @@ def tune_on(
 
 
 def _policies(train: PricedTrace, search_result: SearchResult, settings: SearchSettings) -> dict[str, Policy]:
-    """Return the tuned policy and its references, by name."""
     policies = {
         TUNED: search_result.best,
         RUNNER_UP: search_result.runner_up,

@@ -160,7 +160,6 @@ class SuffixTree:
             self._step(text, token)
 
     def _step(self, text: SuffixText, token: int) -> None:
-        """Extend all suffixes by a token."""
         end = len(text.tokens)
         for i, node in enumerate(text.nodes):
             depth = len(text.nodes) - 1 - i

@@ -176,11 +176,6 @@ class Policy:
         """Whether the state is kept from sequence to sequence."""
         return False
 
-    @property
-    def adapts(self) -> bool:
-        """Whether rounds change later decisions: whether `update` does anything."""
-        return True
-
     @classmethod
     def biases_sampled_drafts(cls) -> bool:
         """Whether the output is no sample of the target where drafts are sampled; see `reads_of`."""

@@ -14,7 +14,8 @@ from specsim.io.rng import uniform
 from specsim.policy.chain.base import ChainPolicy, Step
 
 # `chain_kernel` rebinds these three names to each policy's own functions.
-from specsim.policy.chain.fixed_k import initial_state, keep_drafting, update
+from specsim.policy.chain.fixed_k import keep_drafting
+from specsim.policy.memoryless import initial_state, update
 from specsim.replaying.kernel import select_fields, specialise
 from specsim.replaying.rounds import RoundLog, Sums
 from specsim.trace.trace import Trace

@@ -20,10 +20,11 @@ from specsim.io.arrays import Array, Bools, IntArray, Ints, Seconds
 from specsim.io.compiled import njit
 from specsim.io.errors import InputError
 from specsim.io.rng import uniform
-from specsim.policy.tree.base import MAX_DRAFTED, UNKNOWN, Tree, TreePolicy, close_kept, new_tree
 
 # `tree_kernel` rebinds `expand`, `initial_state`, `select` and `update` to each policy's own functions.
-from specsim.policy.tree.static import StaticTree, expand, expanded_per_level, initial_state, select, update
+from specsim.policy.memoryless import initial_state, update
+from specsim.policy.tree.base import MAX_DRAFTED, UNKNOWN, Tree, TreePolicy, close_kept, new_tree
+from specsim.policy.tree.static import StaticTree, expand, expanded_per_level, select
 from specsim.replaying.kernel import select_fields, specialise
 from specsim.replaying.rounds import RoundLog, Sums
 from specsim.trace.trace import Trace
@@ -68,7 +69,6 @@ class Links(NamedTuple):
 def _replay_static(  # type: ignore[no-untyped-def]
     tree, which, trace, costs, sums, log
 ):
-    """Replay the sequences `which` with a static tree."""
     offsets, true_rank = trace.offsets, trace.true_rank
     children, first_child, level_end, expanded = tree.children, tree.first_child, tree.level_end, tree.expanded
     bucket_bits, draft_s, catch_up_s = costs.bucket_bits, costs.draft_s, costs.catch_up_s

@@ -9,31 +9,8 @@ from typing import Any
 from specsim.io.errors import InputError
 from specsim.io.files import write_text
 from specsim.report import leaderboard_figures as figures
+from specsim.report import page
 from specsim.report.documents import DRAFTER_COLUMNS, drafters_columns, drafters_rows, error_table
-from specsim.report.page import (
-    METRICS,
-    MINUS,
-    WALL_CLOCK,
-    Result,
-    choice_text,
-    decoding_text,
-    definitions,
-    facts,
-    figure,
-    forecast_text,
-    heading,
-    lead,
-    machine_text,
-    notes_of,
-    page,
-    prompts_text,
-    repeats_text,
-    speculation_text,
-    spread_text,
-    stack,
-    tiles,
-    wall_clock_text,
-)
 from specsim.report.table import as_csv, as_html, behind_leader
 
 Row = Mapping[str, Any]
@@ -51,7 +28,7 @@ DEFINITIONS = {
     "measured costs.",
     "Forecast": "The speedup that tuning promised before anything was decoded: on the tuning prompts, at costs that "
     "were profiled before. Its best is the choice, which is compared with the measured best.",
-    "Wall clock": WALL_CLOCK,
+    "Wall clock": page.WALL_CLOCK,
     "From the run's own rounds": "Replay at the costs of the very rounds that were measured: it decomposes the "
     "measured time, and is no forecast.",
     "Equal accounting": "All rows share the plain target's baseline time, the prompts and their split. Rows take "
@@ -69,10 +46,10 @@ DEFINITIONS = {
     "prompts. It does not contain the error of the measured costs: what was measured shows how large that is.",
     "To the leader": "Speedup of the first row less that of the row, on the same prompts. A row whose interval "
     "contains 0 is marked as not significant: these prompts do not show that it is slower than the leader.",
-    "Error": f"From the run's own rounds / measured {MINUS} 1.",
+    "Error": f"From the run's own rounds / measured {page.MINUS} 1.",
     "Rounds identical": "Share of replayed rounds that the real run repeated exactly; a round that asked for "
     "more nodes than were recorded may not be.",
-    **METRICS,
+    **page.METRICS,
     "s_d / s_t": "Time of a draft step, mean over the depth, over that of an autoregressive step.",
 }
 
@@ -86,10 +63,10 @@ def write_drafters_table(path: Path, document: Mapping[str, Any]) -> None:
 
 def render_drafters(document: Mapping[str, Any]) -> str:
     """Render `drafters_result` as a self-contained HTML page; the same document gives the same bytes."""
-    return page(drafters_result(document))
+    return page.page(drafters_result(document))
 
 
-def drafters_result(document: Mapping[str, Any]) -> Result:
+def drafters_result(document: Mapping[str, Any]) -> page.Result:
     """What a page shows of a leaderboard of drafters.
 
     document : what `realrun board --json` prints. Raises InputError for another document.
@@ -97,14 +74,14 @@ def drafters_result(document: Mapping[str, Any]) -> Result:
     if document.get("kind") != KIND or not document.get("rows"):
         raise InputError(f"report: the document is not a {KIND} with rows; give what `realrun board` wrote")
     rows = document["rows"]
-    drawn = figure(
+    drawn = page.figure(
         "wide",
         "Ranking",
         figures.drafters(rows),
         "Green rows are the leader and those that do not differ significantly (95 %) from it. All rows share the "
         "prompts, so two rows may differ significantly although their bars overlap.",
     )
-    times = figure(
+    times = page.figure(
         "wide",
         "Where the time goes",
         figures.time_per_token(
@@ -115,11 +92,11 @@ def drafters_result(document: Mapping[str, Any]) -> Result:
     verdict, *main = _lead(document)
     body = [
         *main,
-        heading(f"Drafters and policies, by {'predicted' if rows[0]['measured'] is None else 'measured'} speedup"),
+        page.heading(f"Drafters and policies, by {'predicted' if rows[0]['measured'] is None else 'measured'} speedup"),
         as_html("drafters", drafters_columns(measured=rows[0]["measured"] is not None), drafters_rows(document)),
         *error_table(document),
-        stack([drawn, times]),
-        heading("The drafters"),
+        page.stack([drawn, times]),
+        page.heading("The drafters"),
         as_html("about", DRAFTER_COLUMNS, document["drafters"]),
     ]
     if document["skipped"]:
@@ -127,19 +104,27 @@ def drafters_result(document: Mapping[str, Any]) -> Result:
         for row in document["skipped"]:
             left_out.setdefault((row["policy"], row["reason"]), []).append(row["drafter"])
         pairs = ((f"{policy} with {', '.join(names)}", reason) for (policy, reason), names in left_out.items())
-        body += [heading("Not compared", 3), facts(pairs)]
-    body += [heading("How it was made"), facts(_facts(document)), heading("Definitions"), *definitions(DEFINITIONS)]
-    return Result(
-        "Drafters, each with its best policies", f"Drafters of {document['target']}", verdict, body, notes_of(document)
+        body += [page.heading("Not compared", 3), page.facts(pairs)]
+    body += [
+        page.heading("How it was made"),
+        page.facts(_facts(document)),
+        page.heading("Definitions"),
+        *page.definitions(DEFINITIONS),
+    ]
+    return page.Result(
+        "Drafters, each with its best policies",
+        f"Drafters of {document['target']}",
+        verdict,
+        body,
+        page.notes_of(document),
     )
 
 
 def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Write the verdict, and render how it came about and the main values."""
     rows, sequences = document["rows"], document["sequences"]
     top = rows[0]
     ties = [row for row in rows if row["tied_with_leader"]]
-    choice = [choice_text(document["choice"])] if document.get("choice") else []
+    choice = [page.choice_text(document["choice"])] if document.get("choice") else []
     by, kind, speedup = "By prediction", "predicted", top["speedup"]
     costs = {"cost": f"measured on {document['device']}"}
     if top["measured"] is not None:
@@ -147,13 +132,13 @@ def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:
     made = (
         f"Policies were tuned for each of {len(document['drafters'])} drafters on {sequences['tuning']:,} prompts and "
         f"replayed on {sequences['holdout']:,} others, {document['output_tokens']:,} output tokens, under "
-        f"{decoding_text(document['decoding'])}."
+        f"{page.decoding_text(document['decoding'])}."
     )
-    verdict = f"{by}: {speculation_text(top['label'], speedup, document['noise_floor_percent'] or 0.0)}"
+    verdict = f"{by}: {page.speculation_text(top['label'], speedup, document['noise_floor_percent'] or 0.0)}"
     if ties:
         verdict += f" Not significantly slower: {', '.join(row['label'] for row in ties)}."
     boxes = [
-        (f"{speedup['estimate']:.2f}", f"best {kind} speedup, {top['label']}: {spread_text(speedup, costs)}"),
+        (f"{speedup['estimate']:.2f}", f"best {kind} speedup, {top['label']}: {page.spread_text(speedup, costs)}"),
         (f"{len(ties) + 1} of {len(rows)}", "policies may be the fastest: differences not significant"),
     ]
     measured = [row for row in rows if row["measured"] is not None]
@@ -161,8 +146,8 @@ def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:
         error = document["errors"]["forecast"]["median_abs_percent"]
         verdict += f" Forecasts miss them by {error:.1f} % in the median."
         boxes += [(f"{error:.1f} %", f"median absolute error of {len(measured)} forecasts")]
-        made += " " + " ".join([forecast_text(document), *choice, *wall_clock_text(rows)])
-    return verdict, lead(made), tiles(boxes)
+        made += " " + " ".join([page.forecast_text(document), *choice, *page.wall_clock_text(rows)])
+    return verdict, page.lead(made), page.tiles(boxes)
 
 
 def _facts(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -170,9 +155,13 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
     repeats = document["options"]["repeats"]
     return [
         ("target", f"{document['target']}, {document['dtype']} on {document['device']}"),
-        ("decoding", decoding_text(document["decoding"])),
-        ("prompts", prompts_text(document["prompts"])),
-        *([] if floor is None else [("machine", machine_text(document)), ("measured", repeats_text(repeats))]),
+        ("decoding", page.decoding_text(document["decoding"])),
+        ("prompts", page.prompts_text(document["prompts"])),
+        *(
+            []
+            if floor is None
+            else [("machine", page.machine_text(document)), ("measured", page.repeats_text(repeats))]
+        ),
         ("sequences", f"{sequences['tuning']:,} for tuning, {sequences['holdout']:,} held out"),
         ("autoregressive step, predicted", f"{1e3 * document['autoregressive_token_seconds']:.2f} ms"),
         *([] if floor is None else [("noise floor", f"{floor:.2f} %")]),

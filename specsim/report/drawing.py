@@ -138,7 +138,6 @@ def note_beside(axes: Axes, y: float, text: str, color: str) -> None:
 
 
 def _titled(group: re.Match[str]) -> str:
-    """A group of an SVG with the tooltips of its marks."""
     texts = iter(json.loads(unquote(group[1])))
     mark = "use" if "<use " in group[2] else "path"
 

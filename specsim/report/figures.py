@@ -12,61 +12,42 @@ from matplotlib.ticker import MaxNLocator
 
 from specsim.io.arrays import Floats, IntArray
 from specsim.replaying.rounds import PARTS
-from specsim.report.drawing import (
-    ADAPTIVE,
-    COLORS,
-    DASHED,
-    DOT,
-    INK,
-    MARKERS,
-    MUTED,
-    PREDICTED,
-    WIDE,
-    add_tooltips,
-    draw_intervals,
-    estimates,
-    interval_tooltip,
-    margin_notes,
-    rows_figure,
-    spans,
-    styled,
-    svg,
-)
+from specsim.report import drawing
 
-PART_COLORS = (PREDICTED, INK, "#9cc9e8", "#c9ced6")  # of PARTS
+PART_COLORS = (drawing.PREDICTED, drawing.INK, "#9cc9e8", "#c9ced6")  # of PARTS
 LONGEST_LABEL = 60  # characters
 
 
-@styled()
+@drawing.styled()
 def lines_of_estimates(labels: Sequence[str], values: Sequence[Mapping[str, float]], name: str, what: str) -> str:
     """`estimates_figure` as SVG."""
-    return svg(estimates_figure(labels, values, what), name, what)
+    return drawing.svg(estimates_figure(labels, values, what), name, what)
 
 
-@styled()
+@drawing.styled()
 def estimates_figure(labels: Sequence[str], values: Sequence[Mapping[str, float]], what: str) -> Figure:
     """A line per label with its estimate and interval; the first is drawn in green."""
     short = [shorten(label, LONGEST_LABEL, placeholder=" ...") for label in labels]
-    figure, axes, y = rows_figure(short, 1.1 + 0.34 * len(labels))
-    axes.axvline(1, **DASHED)
+    figure, axes, y = drawing.rows_figure(short, 1.1 + 0.34 * len(labels))
+    axes.axvline(1, **drawing.DASHED)
     for row, (label, value) in enumerate(zip(labels, values, strict=True)):
-        draw_intervals(axes, y[row], [value], PREDICTED if row else ADAPTIVE, [label])
+        drawing.draw_intervals(axes, y[row], [value], drawing.PREDICTED if row else drawing.ADAPTIVE, [label])
     axes.margins(x=0.04)
     axes.set_xlabel(what)
     return figure
 
 
-@styled()
+@drawing.styled()
 def run_figure(accepted: IntArray | None, token_s: Floats, baseline_s: float) -> Figure:
     """A run: how many tokens rounds accept, where they are known, and what a token's time goes to.
 
     accepted : [R]; token_s : seconds per output token by part; baseline_s : of autoregressive decoding
     """
-    figure = Figure(figsize=(WIDE, 3.6), layout="constrained")
+    figure = Figure(figsize=(drawing.WIDE, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     if accepted is not None:
         counts = np.bincount(accepted)
-        left.bar(np.arange(len(counts)), 100 * counts / counts.sum(), 0.8, color=PREDICTED)
+        left.bar(np.arange(len(counts)), 100 * counts / counts.sum(), 0.8, color=drawing.PREDICTED)
     left.set_title("Accepted tokens per round")
     left.set_xlabel("accepted draft tokens")
     left.set_ylabel("share of rounds (%)")
@@ -78,7 +59,7 @@ def run_figure(accepted: IntArray | None, token_s: Floats, baseline_s: float) ->
         right.barh(1, seconds, 0.5, at, color=color, label=name)
         at += float(seconds)
     right.barh(0, 1e3 * baseline_s, 0.5, color="#9cc9e8")
-    right.set_yticks([1, 0], ["with the policy", "autoregressive"], color=INK)
+    right.set_yticks([1, 0], ["with the policy", "autoregressive"], color=drawing.INK)
     right.set_title("Time per output token")
     right.set_xlabel("milliseconds")
     right.spines["left"].set_visible(False)
@@ -86,68 +67,68 @@ def run_figure(accepted: IntArray | None, token_s: Floats, baseline_s: float) ->
     return figure
 
 
-@styled()
+@drawing.styled()
 def shares(labels: Sequence[str], counts: Mapping[str, Sequence[int]], colors: Mapping[str, str], name: str) -> str:
     """A bar per label of how many are of which kind. counts : by kind, a number for each label"""
-    figure, axes, y = rows_figure(labels, 1.2 + 0.4 * len(labels))
+    figure, axes, y = drawing.rows_figure(labels, 1.2 + 0.4 * len(labels))
     left = np.zeros(len(labels))
     for kind, numbers in counts.items():
         bars = axes.barh(y, numbers, 0.62, left, color=colors[kind], label=kind)
         for bar, label, number in zip(bars, labels, numbers, strict=True):
-            add_tooltips(bar, [f"{label}: {number} {kind}"])
+            drawing.add_tooltips(bar, [f"{label}: {number} {kind}"])
         left += np.asarray(numbers)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("number")
     figure.legend(loc="outside upper right", ncols=len(counts), handlelength=1.2, columnspacing=1.4)
-    return svg(figure, name, "How many are of which kind")
+    return drawing.svg(figure, name, "How many are of which kind")
 
 
-@styled()
+@drawing.styled()
 def by_length(lengths: Sequence[int], speedups: Sequence[Mapping[str, float]]) -> str:
     """Speedup over the draft length, with intervals; the best in green."""
-    figure = Figure(figsize=(WIDE, 3.6), layout="constrained")
+    figure = Figure(figsize=(drawing.WIDE, 3.6), layout="constrained")
     axes = figure.subplots()
-    axes.axhline(1, **DASHED)
-    mid, low, high = estimates(speedups)
-    axes.plot(lengths, mid, color=PREDICTED, linewidth=1.4)
+    axes.axhline(1, **drawing.DASHED)
+    mid, low, high = drawing.estimates(speedups)
+    axes.plot(lengths, mid, color=drawing.PREDICTED, linewidth=1.4)
     for k, value, *ends in zip(lengths, mid, low, high, strict=True):
-        color = ADAPTIVE if value == mid.max() else PREDICTED
+        color = drawing.ADAPTIVE if value == mid.max() else drawing.PREDICTED
         marks = axes.errorbar(
-            [k], [value], yerr=spans(value, *ends)[:, None], fmt="o", color=color, elinewidth=1.6, **DOT
+            [k], [value], yerr=drawing.spans(value, *ends)[:, None], fmt="o", color=color, elinewidth=1.6, **drawing.DOT
         )
-        add_tooltips(marks[0], [interval_tooltip(f"K = {k}", value, *ends)])
+        drawing.add_tooltips(marks[0], [drawing.interval_tooltip(f"K = {k}", value, *ends)])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("draft tokens K")
     axes.set_ylabel("speedup (ratio, without speculation = 1)")
-    return svg(figure, "advice-lengths", "Speedup over the draft length")
+    return drawing.svg(figure, "advice-lengths", "Speedup over the draft length")
 
 
-@styled()
+@drawing.styled()
 def by_batch(batches: Sequence[int], lines: Mapping[str, Sequence[Mapping[str, float]]], name: str) -> str:
     """Speedup over the batch, a line with its intervals for each label."""
-    figure = Figure(figsize=(WIDE, 4.6), layout="constrained")
+    figure = Figure(figsize=(drawing.WIDE, 4.6), layout="constrained")
     axes = figure.subplots()
-    axes.axhline(1, **DASHED)
-    notes = [(1.0, "no speculation", MUTED)]
+    axes.axhline(1, **drawing.DASHED)
+    notes = [(1.0, "no speculation", drawing.MUTED)]
     for number, (label, values) in enumerate(lines.items()):
-        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
-        mid, low, high = estimates(values)
+        color, marker = drawing.COLORS[number % len(drawing.COLORS)], drawing.MARKERS[number % len(drawing.MARKERS)]
+        mid, low, high = drawing.estimates(values)
         axes.fill_between(batches, low, high, color=color, alpha=0.08, linewidth=0)
         axes.plot(batches, mid, color=color, linewidth=1.4)
-        (marks,) = axes.plot(batches, mid, marker, color=color, markersize=6, **DOT)
-        texts = map(interval_tooltip, [f"{label}, batch {batch}" for batch in batches], mid, low, high)
-        add_tooltips(marks, texts)
+        (marks,) = axes.plot(batches, mid, marker, color=color, markersize=6, **drawing.DOT)
+        texts = map(drawing.interval_tooltip, [f"{label}, batch {batch}" for batch in batches], mid, low, high)
+        drawing.add_tooltips(marks, texts)
         notes.append((float(mid[-1]), label, color))
     axes.set_xscale("log", base=2)
     axes.set_xticks(batches, [str(batch) for batch in batches])
     axes.minorticks_off()
     axes.set_xlabel("sequences in a batch")
     axes.set_ylabel("speedup (ratio, without speculation = 1)")
-    margin_notes(axes, notes)
-    return svg(figure, name, "Speedup over the batch")
+    drawing.margin_notes(axes, notes)
+    return drawing.svg(figure, name, "Speedup over the batch")
 
 
-@styled()
+@drawing.styled()
 def frontier_figure(points: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw tokens per second against the 90th percentile of ms per output token. points : of `FrontierPoint.as_dict`"""
     figure = Figure(figsize=(8.2, 4.6), layout="constrained")
@@ -159,13 +140,13 @@ def frontier_figure(points: Sequence[Mapping[str, Any]]) -> Figure:
         y = [point["summary"]["tokens_per_s"] for point in mine]
         if mine[0]["knows"]:
             style = "--" if mine[0]["knows"] == "acceptance" else ":"
-            axes.plot(x, y, style, color=INK, linewidth=1, label=label)
+            axes.plot(x, y, style, color=drawing.INK, linewidth=1, label=label)
         elif mine[0]["k"] is not None:
-            axes.plot(x, y, "-", color=MUTED, linewidth=0.8, alpha=0.6)
-            axes.annotate(f"K={mine[0]['k']}", (x[-1], y[-1]), color=MUTED, fontsize=7.5)
+            axes.plot(x, y, "-", color=drawing.MUTED, linewidth=0.8, alpha=0.6)
+            axes.annotate(f"K={mine[0]['k']}", (x[-1], y[-1]), color=drawing.MUTED, fontsize=7.5)
         else:
-            color, marker = COLORS[rules % len(COLORS)], MARKERS[rules % len(MARKERS)]
-            axes.plot(x, y, f"-{marker}", color=color, markersize=5, label=label, **DOT)
+            color, marker = drawing.COLORS[rules % len(drawing.COLORS)], drawing.MARKERS[rules % len(drawing.MARKERS)]
+            axes.plot(x, y, f"-{marker}", color=color, markersize=5, label=label, **drawing.DOT)
             rules += 1
     axes.set_xscale("log")
     axes.set_yscale("log")

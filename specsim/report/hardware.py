@@ -7,22 +7,7 @@ from typing import Any
 
 from specsim.replaying.intervals import against_baseline
 from specsim.report import hardware_figures as figures
-from specsim.report.page import (
-    METRICS,
-    Result,
-    decoding_text,
-    definitions,
-    facts,
-    figure,
-    heading,
-    lead,
-    notes_of,
-    page,
-    speculation_text,
-    spread_text,
-    stack,
-    tiles,
-)
+from specsim.report import page
 from specsim.report.table import PAGE, SPEEDUP, TERMINAL, THREE, TWO, Column, as_html, plain
 
 Row = Mapping[str, Any]
@@ -30,7 +15,6 @@ MILLISECONDS = plain(lambda seconds: f"{1e3 * seconds:.3f}")
 
 
 def _widest(row: Row) -> str:
-    """The constant at the top of the tornado, and where it takes the speedup."""
     top = row["tornado"][0]
     return f"{top['constant']}: {top['less']:.3f} to {top['more']:.3f}"
 
@@ -53,7 +37,7 @@ DEFINITIONS = {
     "off by is not in it, and the tornado shows what that would do.",
     "s_d, s_t": "Seconds of a draft step, and of a token without speculation: means over the contexts that the trace "
     "meets. At a batch, the whole batch's.",
-    "tau": METRICS["tau"],
+    "tau": page.METRICS["tau"],
     "Roofline": "An operation takes the longer of reading its bytes and computing its FLOPs, plus its launch. "
     "Ceilings are the datasheet's, derated equally on every GPU; nothing was measured on them.",
     "Tornado": "A constant is made smaller and larger by the share shown, and the same policy replayed without "
@@ -64,10 +48,10 @@ DEFINITIONS = {
 
 def render_comparison(document: Row) -> str:
     """Render `comparison_result` as a self-contained HTML page; the same document gives the same bytes."""
-    return page(comparison_result(document))
+    return page.page(comparison_result(document))
 
 
-def comparison_result(document: Row) -> Result:
+def comparison_result(document: Row) -> page.Result:
     """What a page shows of a comparison of hardware.
 
     document : what `specsim cost compare --json` prints
@@ -78,11 +62,11 @@ def comparison_result(document: Row) -> Result:
     recorded = document["recorded"]
     made = (
         f"Acceptance is that of {recorded['target']} with {recorded['drafter']}, "
-        f"{decoding_text(recorded['decoding'])}; times are a roofline's of {options['target']} with "
+        f"{page.decoding_text(recorded['decoding'])}; times are a roofline's of {options['target']} with "
         f"{options['drafter']}, weights {options['weights']}. Policies were tuned on {parts['tuning']:,} sequences and "
         f"predicted on {parts['holdout']:,} others."
     )
-    verdict = speculation_text(f"{best['settings']} on {best['gpu']} at batch {best['batch']}", speedup)
+    verdict = page.speculation_text(f"{best['settings']} on {best['gpu']} at batch {best['batch']}", speedup)
     if len(rows) > 1 and against_baseline(speedup) == "faster":
         slower = [
             f"{row['gpu']} at batch {row['batch']}" for row in rows if against_baseline(row["speedup"]) == "slower"
@@ -93,7 +77,7 @@ def comparison_result(document: Row) -> Result:
         (
             f"{row['speedup']['estimate']:.2f}",
             f"{row['gpu']}, batch {row['batch']}, s_d / s_t {row['step_ratio']:.3f}: "
-            f"{spread_text(row['speedup'], {'cost': f'data sheet{engine}', **row})}",
+            f"{page.spread_text(row['speedup'], {'cost': f'data sheet{engine}', **row})}",
         )
         for row in rows
     )
@@ -119,15 +103,22 @@ def comparison_result(document: Row) -> Result:
         ),
     )
     body = [
-        lead(made),
-        tiles(boxes),
-        heading("Devices"),
+        page.lead(made),
+        page.tiles(boxes),
+        page.heading("Devices"),
         as_html("devices", COLUMNS, rows),
-        heading("Figures"),
-        stack((figure("wide", *parts) for parts in drawn), "grid figures"),
+        page.heading("Figures"),
+        page.stack((page.figure("wide", *parts) for parts in drawn), "grid figures"),
     ]
     if document["skipped"]:
-        body += [heading("Left out"), facts((row["gpu"], row["reason"]) for row in document["skipped"])]
-    body += [heading("How it was made"), facts(options.items()), heading("Definitions"), *definitions(DEFINITIONS)]
+        body += [page.heading("Left out"), page.facts((row["gpu"], row["reason"]) for row in document["skipped"])]
+    body += [
+        page.heading("How it was made"),
+        page.facts(options.items()),
+        page.heading("Definitions"),
+        *page.definitions(DEFINITIONS),
+    ]
     title = f"{options['target']} with {options['drafter']}, by hardware"
-    return Result("Speculative decoding on hardware that is not at hand", title, verdict, body, notes_of(document))
+    return page.Result(
+        "Speculative decoding on hardware that is not at hand", title, verdict, body, page.notes_of(document)
+    )

@@ -97,7 +97,6 @@ def _conditions(document: Mapping[str, Any]) -> str:
 
 
 def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Write the verdict, and render how it came about and the main values."""
     boards = document["boards"]
     return _lead_of_board(boards[0]) if len(boards) == 1 else _lead_of_boards(boards, document["combined"])
 
@@ -202,7 +201,6 @@ def _board(board: Mapping[str, Any], name: str, *, alone: bool) -> list[str]:
 
 
 def _side_by_side(document: Mapping[str, Any]) -> list[str]:
-    """Render the speedups of every policy on every board, and the combined ranking over traces."""
     boards = document["boards"]
     speedups = [{row["label"]: row["speedup"]["estimate"] for row in board["rows"]} for board in boards]
     standings = document["combined"]

@@ -18,22 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from specsim.io.arrays import IntArray
-from specsim.report.drawing import (
-    DASHED,
-    DOT,
-    INK,
-    MARKERS,
-    MUTED,
-    RULE,
-    SPEEDUP_AXIS,
-    WIDE,
-    add_tooltips,
-    draw_intervals,
-    note_beside,
-    rows_figure,
-    styled,
-    svg,
-)
+from specsim.report import drawing
 
 Row = Mapping[str, Any]
 
@@ -50,19 +35,21 @@ BOARD_COLORS = ("#0072b2", "#d55e00", "#007a5a", "#7a6fac", "#56b4e9", "#1f2328"
 MOST_CELLS = 21  # of a line, before numbers of tokens share cells
 
 
-@styled()
+@drawing.styled()
 def ranking_figure(board: Mapping[str, Any]) -> Figure:
     """Speedup of every row with its interval, best on top, between the baseline and the oracle."""
     rows, oracle = board["rows"], board["oracle"]
     figure, axes, y = _board_figure(rows)
-    axes.axvline(1, **DASHED)
+    axes.axvline(1, **drawing.DASHED)
     for height, row in zip(y, rows, strict=True):
-        note_beside(axes, height, f"{row['speedup']['estimate']:.3f}", _color(row, rows))
+        drawing.note_beside(axes, height, f"{row['speedup']['estimate']:.3f}", _color(row, rows))
     for color in (LEADING, BEHIND):
         at = [place for place, row in enumerate(rows) if _color(row, rows) == color]
         if at:
-            draw_intervals(axes, y[at], [rows[i]["speedup"] for i in at], color, [rows[i]["label"] for i in at])
-    places = {"autoregressive": (1.0, "data", "center", MUTED)}  # the oracle may be so far away that rows look alike
+            drawing.draw_intervals(axes, y[at], [rows[i]["speedup"] for i in at], color, [rows[i]["label"] for i in at])
+    places = {
+        "autoregressive": (1.0, "data", "center", drawing.MUTED)
+    }  # the oracle may be so far away that rows look alike
     places[f"oracle {oracle['estimate']:.2f} \u2192"] = (1.0, "axes fraction", "right", ORACLE)
     for text, (place, unit, align, color) in places.items():
         axes.annotate(
@@ -75,38 +62,38 @@ def ranking_figure(board: Mapping[str, Any]) -> Figure:
             ha=align,
         )
     axes.margins(x=0.04)
-    axes.set_xlabel(SPEEDUP_AXIS)
+    axes.set_xlabel(drawing.SPEEDUP_AXIS)
     return figure
 
 
-@styled()
+@drawing.styled()
 def ranking(board: Mapping[str, Any], name: str) -> str:
     """`ranking_figure` as SVG."""
-    return svg(ranking_figure(board), f"{name}-ranking", "Policies by speedup")
+    return drawing.svg(ranking_figure(board), f"{name}-ranking", "Policies by speedup")
 
 
-@styled()
+@drawing.styled()
 def drafters(rows: Sequence[Row]) -> str:
     """Draw each row's replayed speedup with its interval, and below it the measured speedup, if any."""
     figure, axes, y = _board_figure(rows, extra=0.3)
-    axes.axvline(1, **DASHED)
+    axes.axvline(1, **drawing.DASHED)
     replay = "predicted" if rows[0]["measured"] is None else "from own rounds"
     for color, label in ((LEADING, f"{replay}, not significantly behind the leader"), (BEHIND, replay)):
         at = [place for place, row in enumerate(rows) if _color(row, rows) == color]
         if at:
-            draw_intervals(axes, y[at] + 0.12, [rows[i]["speedup"] for i in at], color, label=label)
+            drawing.draw_intervals(axes, y[at] + 0.12, [rows[i]["speedup"] for i in at], color, label=label)
     for height, row in zip(y, rows, strict=True):
-        note_beside(axes, height, f"{row['speedup']['estimate']:.3f}", _color(row, rows))
+        drawing.note_beside(axes, height, f"{row['speedup']['estimate']:.3f}", _color(row, rows))
     at = [place for place, row in enumerate(rows) if row["measured"] is not None]
     if at:
-        draw_intervals(axes, y[at] - 0.16, [rows[i]["measured"] for i in at], ORACLE, fmt="D", label="measured")
+        drawing.draw_intervals(axes, y[at] - 0.16, [rows[i]["measured"] for i in at], ORACLE, fmt="D", label="measured")
     axes.margins(x=0.04)
-    axes.set_xlabel(SPEEDUP_AXIS)
+    axes.set_xlabel(drawing.SPEEDUP_AXIS)
     figure.legend(loc="outside upper right", ncols=3, handletextpad=0.3, columnspacing=1.4)
-    return svg(figure, "drafters-ranking", "Drafters by speedup")
+    return drawing.svg(figure, "drafters-ranking", "Drafters by speedup")
 
 
-@styled()
+@drawing.styled()
 def draft_lengths(board: Mapping[str, Any], name: str) -> str:
     """Share of rounds by verified tokens, a line of cells per policy, with the mean; many tokens share cells."""
     rows = board["rows"]
@@ -128,16 +115,16 @@ def draft_lengths(board: Mapping[str, Any], name: str) -> str:
         for length in np.flatnonzero(line >= 0.5):
             axes.annotate(
                 f"{line[length]:.0f}", (float(length), at), ha="center", va="center", fontsize=8,
-                color="white" if line[length] > 45 else INK,
+                color="white" if line[length] > 45 else drawing.INK,
             )  # fmt: skip
-        note_beside(axes, at, f"{mean:.2f}", INK)
+        drawing.note_beside(axes, at, f"{mean:.2f}", drawing.INK)
     _margin_heading(axes, "mean")
     axes.set_xticks(np.arange(len(starts)), [str(n) for n in starts])
     axes.set_xlabel("drafted tokens verified in a round, from each number to the next; cells: percent of the rounds")
-    return svg(figure, f"{name}-lengths", "Verified tokens")
+    return drawing.svg(figure, f"{name}-lengths", "Verified tokens")
 
 
-@styled()
+@drawing.styled()
 def time_per_token(board: Mapping[str, Any], name: str) -> str:
     """Milliseconds per output token by what they were spent on; with an oracle, the gap to it stands beside."""
     rows = board["rows"]
@@ -147,34 +134,34 @@ def time_per_token(board: Mapping[str, Any], name: str) -> str:
         width = 1e3 * np.array([row["token_seconds"][key] for row in rows])
         bars = axes.barh(y, width, 0.62, left, color=color, label=label)
         for bar, row, part in zip(bars, rows, width, strict=True):
-            add_tooltips(bar, [f"{row['label']}: {label} {part:.3f} ms per token"])
+            drawing.add_tooltips(bar, [f"{row['label']}: {label} {part:.3f} ms per token"])
         left += width
     baseline = 1e3 * board["baseline_token_seconds"]
-    axes.axvline(baseline, **DASHED, label="autoregressive")
+    axes.axvline(baseline, **drawing.DASHED, label="autoregressive")
     if "oracle" in board:
         axes.axvline(baseline / board["oracle"]["estimate"], color=ORACLE, linewidth=1.5, label="oracle")
         for at, row in zip(y, rows, strict=True):
             text = f"+{100 * row['oracle_regret']:.0f} %" if row["oracle_regret"] >= 0 else "below"
-            note_beside(axes, at, text, INK)
+            drawing.note_beside(axes, at, text, drawing.INK)
         _margin_heading(axes, "gap to oracle")
     axes.set_xlim(0, 1.03 * max(left.max(), baseline))
     axes.set_xlabel("milliseconds per output token")
     figure.legend(loc="outside upper right", ncols=6, handlelength=1.2, columnspacing=1.4)
-    return svg(figure, f"{name}-time", "Where the time goes")
+    return drawing.svg(figure, f"{name}-time", "Where the time goes")
 
 
-@styled()
+@drawing.styled()
 def sensitivity(board: Mapping[str, Any], name: str) -> str:
     """A panel per policy and setting: speedup over the setting's search range, a line per form of the policy."""
     ordered = sorted(board["sensitivity"], key=lambda s: (s["policy"], s["setting"]))  # stable: forms in their order
     panels = [list(group) for _, group in groupby(ordered, key=lambda s: (s["policy"], s["setting"]))]
     lines = math.ceil(len(panels) / PANELS_PER_LINE)
-    figure = Figure(figsize=(WIDE, 2.75 * lines + 0.2), layout="constrained")
+    figure = Figure(figsize=(drawing.WIDE, 2.75 * lines + 0.2), layout="constrained")
     figure.get_layout_engine().set(hspace=0.06, wspace=0.03)  # type: ignore[union-attr, call-arg]
     grid = figure.subplots(lines, PANELS_PER_LINE, sharey=True, squeeze=False).ravel()
     best = board["rows"][0]["speedup"]["estimate"]
     for axes, panel in zip(grid, panels, strict=False):
-        axes.axhline(1, **DASHED)
+        axes.axhline(1, **drawing.DASHED)
         axes.axhline(best, color=LEADING, linewidth=1, alpha=0.6)
         for sweep, (color, dash) in zip(panel, LINES * len(panel), strict=False):
             _sweep_line(axes, sweep, color, dash)
@@ -185,40 +172,40 @@ def sensitivity(board: Mapping[str, Any], name: str) -> str:
         axes.set_visible(False)
     for axes in grid[::PANELS_PER_LINE]:
         axes.set_ylabel("speedup")
-    return svg(figure, f"{name}-sensitivity", "Speedup over the range of each setting")
+    return drawing.svg(figure, f"{name}-sensitivity", "Speedup over the range of each setting")
 
 
-@styled()
+@drawing.styled()
 def side_by_side(columns: Sequence[str], labels: Sequence[str], speedups: Sequence[Sequence[float | None]]) -> str:
     """Draw a line per policy, a mark per board. speedups : [policy][board], None where it did not run."""
-    figure, axes, y = rows_figure(labels, 1.4 + 0.3 * len(labels), margin=0.7)
-    axes.axvline(1, **DASHED)
+    figure, axes, y = drawing.rows_figure(labels, 1.4 + 0.3 * len(labels), margin=0.7)
+    axes.axvline(1, **drawing.DASHED)
     table = np.array([[np.nan if v is None else v for v in row] for row in speedups], dtype=np.float64)
     for at, row in zip(y, table, strict=True):
         seen = row[np.isfinite(row)]
-        axes.plot([seen.min(), seen.max()], [at, at], color=RULE, linewidth=3, zorder=1, solid_capstyle="round")
+        axes.plot([seen.min(), seen.max()], [at, at], color=drawing.RULE, linewidth=3, zorder=1, solid_capstyle="round")
     beside = np.linspace(0.18, -0.18, len(columns))  # equal values stay visible
     for number, column in enumerate(columns):
-        marker, color = MARKERS[number % len(MARKERS)], BOARD_COLORS[number % len(BOARD_COLORS)]
+        marker, color = drawing.MARKERS[number % len(drawing.MARKERS)], BOARD_COLORS[number % len(BOARD_COLORS)]
         (marks,) = axes.plot(
-            table[:, number], y + beside[number], marker, color=color, markersize=7, label=column, **DOT
+            table[:, number], y + beside[number], marker, color=color, markersize=7, label=column, **drawing.DOT
         )
         drawn = [(label, value) for label, value in zip(labels, table[:, number], strict=True) if np.isfinite(value)]
-        add_tooltips(marks, [f"{label}, {column}: {value:.3f}" for label, value in drawn])
+        drawing.add_tooltips(marks, [f"{label}, {column}: {value:.3f}" for label, value in drawn])
     axes.set_xlabel("speedup (ratio, autoregressive = 1)")
     figure.legend(loc="outside upper right", ncols=min(4, len(columns)), handletextpad=0.3, columnspacing=1.4)
-    return svg(figure, "boards", "Speedups on every board")
+    return drawing.svg(figure, "boards", "Speedups on every board")
 
 
 def _board_figure(rows: Sequence[Row], extra: float = 0.0) -> tuple[Figure, Axes, IntArray]:
-    """`rows_figure` of a board's rows."""
-    return rows_figure([row["label"] for row in rows], 1.1 + extra + 0.3 * len(rows))
+    return drawing.rows_figure([row["label"] for row in rows], 1.1 + extra + 0.3 * len(rows))
 
 
 def _margin_heading(axes: Axes, text: str) -> None:
-    """Name the column of notes in the right margin."""
     coordinates = "axes fraction"
-    axes.annotate(text, (1, 1), (1.01, 1.0), va="bottom", xycoords=coordinates, textcoords=coordinates, color=MUTED)
+    axes.annotate(
+        text, (1, 1), (1.01, 1.0), va="bottom", xycoords=coordinates, textcoords=coordinates, color=drawing.MUTED
+    )
 
 
 def _color(row: Row, rows: Sequence[Row]) -> str:
@@ -233,13 +220,13 @@ def _sweep_line(axes: Axes, sweep: Mapping[str, Any], color: str, dash: Any) -> 
         places = list(range(len(values)))
         axes.plot(places, sweep["speedups"], "o", color=color, markersize=4, label=label, linestyle=dash, linewidth=1)
         axes.set_xticks(places, [str(v).replace("_", "\n") for v in values], fontsize=8)
-        axes.plot(values.index(sweep["tuned"]), sweep["at_tuned"], "o", color=color, markersize=8, **DOT)
+        axes.plot(values.index(sweep["tuned"]), sweep["at_tuned"], "o", color=color, markersize=8, **drawing.DOT)
         axes.set_xlim(-0.5, len(values) - 0.5)
         return
     joined = sorted({**dict(zip(values, sweep["speedups"], strict=True)), sweep["tuned"]: sweep["at_tuned"]}.items())
     axes.plot(*zip(*joined, strict=True), color=color, linestyle=dash, linewidth=1.6, label=label)
-    (dot,) = axes.plot(sweep["tuned"], sweep["at_tuned"], "o", color=color, markersize=7, zorder=4, **DOT)
-    add_tooltips(dot, [f"{sweep['label']}, {sweep['setting']} = {sweep['tuned']:.4g}: {sweep['at_tuned']:.3f}"])
+    (dot,) = axes.plot(sweep["tuned"], sweep["at_tuned"], "o", color=color, markersize=7, zorder=4, **drawing.DOT)
+    drawing.add_tooltips(dot, [f"{sweep['label']}, {sweep['setting']} = {sweep['tuned']:.4g}: {sweep['at_tuned']:.3f}"])
     if sweep["log"]:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")

@@ -23,16 +23,7 @@ from specsim.io.files import replacing
 from specsim.policy.static_tree import shape as tree_shapes
 from specsim.policy.static_tree.search import BestTrees, node_accept_probs
 from specsim.policy.static_tree.shape import Shape
-from specsim.report.drawing import (
-    ADAPTIVE,
-    DOT,
-    INK,
-    MEASURED,
-    MUTED,
-    PREDICTED,
-    RULE,
-    styled,
-)
+from specsim.report import drawing
 
 FORMATS = (".png", ".svg")
 LARGEST_DENSE = 256  # nodes
@@ -45,7 +36,7 @@ def check_figure(path: Path) -> None:
         raise InputError(f"--figure {path}: the name ends neither in .png nor in .svg; choose .png or .svg")
 
 
-@styled()
+@drawing.styled()
 def write_search_figure(path: Path, trees: BestTrees, nodes: int) -> None:
     """Write the curve over sizes and the tree of `nodes` nodes below it, as PNG or SVG by the name."""
     check_figure(path)
@@ -64,18 +55,18 @@ def draw_sizes(axes: Axes, trees: BestTrees, nodes: int) -> None:
     sizes = dense_sizes(trees.rates.shape)
     dots = np.array([dense_tokens(trees.rates, size) for size in sizes])
     equal = np.array([len(set(size)) == 1 for size in sizes])
-    style: dict[str, Any] = {"linestyle": "none", "color": PREDICTED, **DOT}
+    style: dict[str, Any] = {"linestyle": "none", "color": drawing.PREDICTED, **drawing.DOT}
     axes.plot(*dots[~equal].T, marker="o", markersize=4.5, alpha=0.7, label="dense: Cartesian product", **style)
     axes.plot(*dots[equal].T, marker="s", markersize=6, label="dense: as many children everywhere", **style)
     counts, tokens = np.arange(1, trees.nodes + 1), trees.expected_tokens[1:]
-    axes.plot(counts, tokens, color=ADAPTIVE, linewidth=2, label="sparse: the likeliest nodes")
-    axes.plot([nodes], [trees.expected_tokens[nodes]], "o", color=MEASURED, markersize=8, **DOT)
+    axes.plot(counts, tokens, color=drawing.ADAPTIVE, linewidth=2, label="sparse: the likeliest nodes")
+    axes.plot([nodes], [trees.expected_tokens[nodes]], "o", color=drawing.MEASURED, markersize=8, **drawing.DOT)
     axes.annotate(
         f"{nodes} nodes: {trees.expected_tokens[nodes]:.2f}",
         (nodes, float(trees.expected_tokens[nodes])),
         (-7, 7),
         textcoords="offset points",
-        color=MEASURED,
+        color=drawing.MEASURED,
         ha="right",
     )
     axes.margins(y=0.12)
@@ -90,13 +81,13 @@ def draw_tree(axes: Axes, shape: Shape, chances: Floats) -> None:
     parents = tree_shapes.parents(shape)
     lines = [[(x[parents[i]], y[parents[i]]), (x[i], y[i])] for i in range(1, len(shape))]
     axes.add_collection(LineCollection(lines, colors="#c9ced6", linewidths=1, zorder=1))
-    shades = LinearSegmentedColormap.from_list("chance", ["#f3f8fc", "#9cc9e8", PREDICTED, "#00345a"])
-    axes.scatter(x, y, s=130, c=np.sqrt(chances), cmap=shades, vmin=0, vmax=1, edgecolors=RULE, zorder=2)
+    shades = LinearSegmentedColormap.from_list("chance", ["#f3f8fc", "#9cc9e8", drawing.PREDICTED, "#00345a"])
+    axes.scatter(x, y, s=130, c=np.sqrt(chances), cmap=shades, vmin=0, vmax=1, edgecolors=drawing.RULE, zorder=2)
     oracle_width = np.bincount(tree_shapes.depths(shape)).max()
     if oracle_width <= LABELLED:
         ranks = tree_shapes.ranks(shape)
         for i in range(1, len(shape)):
-            color = "white" if chances[i] > 0.25 else INK
+            color = "white" if chances[i] > 0.25 else drawing.INK
             axes.annotate(str(ranks[i]), (x[i], y[i]), ha="center", va="center", fontsize=7, color=color, zorder=3)
     levels = int(-y.min())
     axes.set_yticks(-np.arange(levels + 1), [str(depth) for depth in range(levels + 1)])
@@ -105,7 +96,7 @@ def draw_tree(axes: Axes, shape: Shape, chances: Floats) -> None:
     axes.grid(visible=False)
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.set_ylim(-levels - 0.5, 0.5)
-    axes.tick_params(axis="y", colors=MUTED)
+    axes.tick_params(axis="y", colors=drawing.MUTED)
 
 
 def size_axis(axes: Axes, largest: int) -> None:

@@ -5,21 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specsim.report import figures
-from specsim.report.page import (
-    METRICS,
-    Result,
-    definitions,
-    figure,
-    heading,
-    lead,
-    notes_of,
-    speculation_text,
-    spread_text,
-    stack,
-    tiles,
-    value_text,
-)
+from specsim.report import figures, page
 from specsim.report.table import DIFFERENCE, SHARE, SPEEDUP, THREE, TWO, Column, as_html
 
 CALLED = {"runner_up": "runner-up of the search", "default": "default settings", "best_fixed_k": "best fixed K"}
@@ -27,11 +13,12 @@ CALLED = {"runner_up": "runner-up of the search", "default": "default settings",
 
 def _settings(params: Mapping[str, Any]) -> str:
     """Settings in words, less what was learned."""
-    return ", ".join(f"{name}={value_text(value)}" for name, value in params.items() if not isinstance(value, list))
+    return ", ".join(
+        f"{name}={page.value_text(value)}" for name, value in params.items() if not isinstance(value, list)
+    )
 
 
 def _rates(held: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Tokens per second and ms per token of the tuned policy, and without speculation."""
     names = {"seconds": "predicted", "ar_seconds": "predicted without speculation"}
     seconds = {name: held[key] for key, name in names.items()}
     return [
@@ -58,12 +45,12 @@ DEFINITIONS = {
     "folds, every sequence is predicted with settings tuned on the others.",
     "Tuned gains": "Speedup of the tuned policy less that of the row, on the same sequences; the 95 % intervals "
     "hold for all rows at once. The difference is not significant where its interval contains 0.",
-    **METRICS,
+    **page.METRICS,
     "Gap to oracle": "How much slower it is than a policy that knows what will be accepted.",
 }
 
 
-def tuning_result(document: Mapping[str, Any]) -> Result:
+def tuning_result(document: Mapping[str, Any]) -> page.Result:
     """Describe a tuning. document : what `specsim tune --json` prints"""
     held, references = document["holdout"], document["references"]
     tuned = {**held, "label": f"{document['policy']}, tuned", "row_class": "best"}
@@ -73,13 +60,13 @@ def tuning_result(document: Mapping[str, Any]) -> Result:
         for name, reference in references.items()
     ]
     speedup = held["speedup"]
-    verdict = f"Predicted, on held-out sequences: {speculation_text(tuned['label'], speedup)}"
+    verdict = f"Predicted, on held-out sequences: {page.speculation_text(tuned['label'], speedup)}"
     if document["interrupted"]:
         verdict = f"Interrupted: this is the best so far. {verdict}"
     same = [row["label"] for row in others if not row["comparison"]["significant"]]
     ties = f"Its difference is not significant to: {', '.join(same)}." if same else ""
     boxes = (
-        (f"{speedup['estimate']:.2f}", f"predicted held-out speedup: {spread_text(speedup, document)}"),
+        (f"{speedup['estimate']:.2f}", f"predicted held-out speedup: {page.spread_text(speedup, document)}"),
         *_rates(held),
         (f"{document['train']['speedup']['estimate']:.2f}", "tuning-set speedup"),
         (f"{document['trials']:,}", f"configurations tried, search: {document['search']}"),
@@ -89,16 +76,16 @@ def tuning_result(document: Mapping[str, Any]) -> Result:
         [row["label"] for row in rows], [row["speedup"] for row in rows], "tuning", "speedup, with 95 % intervals"
     )
     body = [
-        lead(f"{document['trials']:,} configurations were tried. {ties}"),
-        tiles(boxes),
-        heading("Tuned policy against baselines"),
+        page.lead(f"{document['trials']:,} configurations were tried. {ties}"),
+        page.tiles(boxes),
+        page.heading("Tuned policy against baselines"),
         as_html("tuning", COLUMNS, [tuned, baseline, *others]),
-        stack([figure("wide", "Does tuning pay?", drawn, "Green is tuned; 1 is no speculation.")]),
+        page.stack([page.figure("wide", "Does tuning pay?", drawn, "Green is tuned; 1 is no speculation.")]),
     ]
-    return Result(
+    return page.Result(
         "A policy, tuned",
         f"Tuning {document['policy']}",
         verdict,
-        [*body, heading("Definitions"), *definitions(DEFINITIONS)],
-        notes_of(document),
+        [*body, page.heading("Definitions"), *page.definitions(DEFINITIONS)],
+        page.notes_of(document),
     )

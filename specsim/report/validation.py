@@ -7,6 +7,7 @@ from typing import Any
 
 from specsim.io.errors import InputError
 from specsim.replaying.intervals import LARGEST_FLOOR_PERCENT
+from specsim.report import page
 from specsim.report import validation_figures as figures
 from specsim.report.documents import (
     DOMAIN_COLUMNS,
@@ -14,35 +15,6 @@ from specsim.report.documents import (
     VALIDATION_COLUMNS,
     error_table,
     validation_rows,
-)
-from specsim.report.page import (
-    METRICS,
-    MINUS,
-    NEAR_PERCENT,
-    WALL_CLOCK,
-    Result,
-    choice_text,
-    decoding_text,
-    definitions,
-    facts,
-    figure,
-    forecast_text,
-    heading,
-    lead,
-    machine_text,
-    macros,
-    notes_of,
-    page,
-    percent,
-    prompts_text,
-    repeats_text,
-    simplest,
-    speculation_text,
-    stack,
-    state_text,
-    tiles,
-    time_text,
-    wall_clock_text,
 )
 from specsim.report.table import as_html
 from specsim.report.validation_figures import Row
@@ -92,7 +64,7 @@ DEFINITIONS = {
     "Replay, costs known": "The tuning text, replayed at the costs of this run: its error is that of the prompts.",
     "Decomposition": "The held-out text, replayed at the costs of this run. It knows what it is compared with, and is "
     "no forecast.",
-    "Wall clock": WALL_CLOCK,
+    "Wall clock": page.WALL_CLOCK,
     "From the run's own rounds": "The policy, replayed on the recorded trace and priced with what rounds cost while "
     "all policies, both baselines and probes of rarer rounds took turns: each round of theirs is a sample of its "
     "parts' costs. It decomposes what was measured, and is no forecast.",
@@ -100,11 +72,12 @@ DEFINITIONS = {
     "interval. A difference between speedups is significant if it is larger and its interval excludes 0.",
     "Error by part": "Seconds predicted less seconds measured, in percent of the policy's measured seconds, so that "
     "the parts sum to the error of its time: positive is a part predicted to take longer than it did.",
-    "Error": f"Speedup from the run's own rounds over the measured speedup, {MINUS} 1. A positive error is optimistic.",
+    "Error": f"Speedup from the run's own rounds over the measured speedup, {page.MINUS} 1. A positive error is "
+    "optimistic.",
     "Rounds identical": "Share of replayed rounds that the real run repeated exactly: same start, same "
     "drafted and same accepted length. A round that asked for more nodes than were recorded may not be.",
     "Output identical": "Share of sequences whose output equals the baseline's, token for token.",
-    **METRICS,
+    **page.METRICS,
     "Overhead": "Mean measured time of a round over that of an autoregressive step. Tau over overhead is the measured "
     "speedup (Cai et al. 2024, section 4), but where outputs are longer or shorter than the baseline's.",
     "Gap to oracle": "Gap to the oracle: predicted time beyond that of the fastest policy, one that knows what will be "
@@ -118,10 +91,10 @@ DEFINITIONS = {
 
 def render_validation(document: Mapping[str, Any]) -> str:
     """Render `validation_result` as a self-contained HTML page; the same document gives the same bytes."""
-    return page(validation_result(document))
+    return page.page(validation_result(document))
 
 
-def validation_result(document: Mapping[str, Any]) -> Result:
+def validation_result(document: Mapping[str, Any]) -> page.Result:
     """What a page shows of a validation.
 
     document : the validation result, JSON-able, its `kind` "specsim-validation"
@@ -132,26 +105,26 @@ def validation_result(document: Mapping[str, Any]) -> Result:
     rows = sorted(document["rows"], key=lambda row: -row["measured"]["estimate"])
     body = (
         *_lead(document, rows),
-        heading("Policies, by measured speedup"),
+        page.heading("Policies, by measured speedup"),
         as_html("policies", VALIDATION_COLUMNS, validation_rows(document)),
-        *map(lead, wall_clock_text(rows)),
+        *map(page.lead, page.wall_clock_text(rows)),
         *error_table(document),
         *_left_out(document),
-        heading("Error of the predicted time by part, %", 3),
+        page.heading("Error of the predicted time by part, %", 3),
         as_html("parts", ERROR_PART_COLUMNS, ({"label": row["label"], **row["error_parts"]} for row in rows)),
-        heading("Figures"),
-        stack(_figures(document, rows), "grid figures"),
-        heading("Domains, under the best policy"),
+        page.heading("Figures"),
+        page.stack(_figures(document, rows), "grid figures"),
+        page.heading("Domains, under the best policy"),
         as_html("domains", DOMAIN_COLUMNS, ({"name": name, **domain} for name, domain in document["domains"].items())),
-        macros().columns(
-            [heading("Recording"), facts(_recording(document))],
-            [heading("Environment"), facts(document["environment"].items())],
+        page.macros().columns(
+            [page.heading("Recording"), page.facts(_recording(document))],
+            [page.heading("Environment"), page.facts(document["environment"].items())],
         ),
-        heading("Definitions"),
-        *definitions(DEFINITIONS),
+        page.heading("Definitions"),
+        *page.definitions(DEFINITIONS),
     )
     title = f"{document['target']} with {document['drafter']}"
-    return Result(_conditions(document), title, _verdict(document, rows), body, notes_of(document))
+    return page.Result(_conditions(document), title, _verdict(document, rows), body, page.notes_of(document))
 
 
 def _check(document: Mapping[str, Any]) -> None:
@@ -182,15 +155,17 @@ def _recommended(rows: Sequence[Row], floor_percent: float) -> list[str]:
 
     if against_baseline(rows[0]["measured"], floor_percent) != "faster":
         return []
-    row = rows[simplest((row["measured"]["estimate"], len(row["params"])) for row in rows)]
+    row = rows[page.simplest((row["measured"]["estimate"], len(row["params"])) for row in rows)]
     flags = f" Flags: specsim export ENGINE --k {row['params']['k']}." if row["policy"] == "fixed_k" else ""
-    return [f"Recommended: {row['label']}, the simplest policy within {NEAR_PERCENT:g} % of the best measured.{flags}"]
+    return [
+        f"Recommended: {row['label']}, the simplest policy within {page.NEAR_PERCENT:g} % of the best measured.{flags}"
+    ]
 
 
 def _verdict(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Say what was fastest and how far predictions were off; first of all, whether the run was too noisy."""
     top, floor_percent = rows[0], document["noise_floor_percent"]
-    fastest = speculation_text(top["label"], top["measured"], floor_percent)
+    fastest = page.speculation_text(top["label"], top["measured"], floor_percent)
     error = document["errors"]["forecast"]["median_abs_percent"]
     verdict = f"{fastest} Forecasts miss the measured speedups by {error:.1f} % in the median."
     if floor_percent > LARGEST_FLOOR_PERCENT:
@@ -206,7 +181,7 @@ def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     sequences = document["sequences"]
     text = (
         f"A dense trace of {document['target']} with the drafter {document['drafter']} was recorded on "
-        f"{document['device']} in {document['dtype']} under {decoding_text(document['decoding'])}; "
+        f"{document['device']} in {document['dtype']} under {page.decoding_text(document['decoding'])}; "
         f"policies were tuned on {sequences['tuning']:,} sequences and then run for real on "
         f"{sequences['holdout']:,} others, {document['output_tokens']:,} output tokens."
     )
@@ -227,25 +202,25 @@ def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
             else []
         ),
         (f"{document['noise_floor_percent']:.1f} %", "noise floor (A/A test of the baseline)"),
-        (percent(min(identical)), "rounds as replayed, in the worst policy")
+        (page.percent(min(identical)), "rounds as replayed, in the worst policy")
         if identical
         else ("n.a.", "rounds as replayed: every run of rejection sampling draws its own text"),
     )
     told = [
         *_recommended(rows, document["noise_floor_percent"]),
-        forecast_text(document),
-        state_text(document),
-        time_text(document),
-        *([choice_text(choice)] if choice else []),
+        page.forecast_text(document),
+        page.state_text(document),
+        page.time_text(document),
+        *([page.choice_text(choice)] if choice else []),
     ]
-    return [lead(text), *map(lead, told), tiles(boxes)]
+    return [page.lead(text), *map(page.lead, told), page.tiles(boxes)]
 
 
 def _left_out(document: Mapping[str, Any]) -> list[str]:
     skipped = document["skipped"]
     if not skipped:
         return []
-    return [heading("Not compared", 3), facts((entry["policy"], entry["reason"]) for entry in skipped)]
+    return [page.heading("Not compared", 3), page.facts((entry["policy"], entry["reason"]) for entry in skipped)]
 
 
 def _figures(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
@@ -298,16 +273,16 @@ def _figures(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
             ),
         ),
     )
-    return [figure(*part) for part in parts]
+    return [page.figure(*part) for part in parts]
 
 
 def _recording(document: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     sequences = document["sequences"]
     yield from ((name, document[name]) for name in ("target", "drafter", "device", "dtype"))
-    yield "decoding", decoding_text(document["decoding"])
-    yield "prompts", prompts_text(document["prompts"])
-    yield "machine", machine_text(document)
-    yield "measured", repeats_text(document["options"]["repeats"])
+    yield "decoding", page.decoding_text(document["decoding"])
+    yield "prompts", page.prompts_text(document["prompts"])
+    yield "machine", page.machine_text(document)
+    yield "measured", page.repeats_text(document["options"]["repeats"])
     yield "sequences", f"{sequences['tuning']:,} for tuning, {sequences['holdout']:,} held out"
     yield "output tokens, held out", f"{document['output_tokens']:,}"
     yield "distinct trigrams in the output", f"{document['distinct_trigram_share']:.1%}".replace("%", " %")

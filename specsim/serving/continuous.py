@@ -195,7 +195,6 @@ class _Server:
         self.begin_s.append(now_s)
 
     def _wait(self) -> None:
-        """Advance the clock by the seconds of the last step."""
         last = len(self.begin_s) - 1
         self.took_s.append(float(self._seconds(last, last + 1)[0]))
         self.end_s.append(self.begin_s[-1] + self.took_s[-1])
@@ -213,7 +212,6 @@ class _Server:
             self._step()
 
     def _step(self) -> None:
-        """Take a step under a rule that runs in Python."""
         state, rounds = self.state, int(self.count[compiled.ROUNDS])
         now = compiled.decoding(state, self.limits)
         asked = self._known(now)
@@ -269,7 +267,6 @@ class _Server:
         )
 
     def _seconds(self, first: int, last: int) -> Floats:
-        """Seconds of these steps."""
         log = self.log
         own = slice(*np.searchsorted(log.step[: self.count[compiled.ROUNDS]], [first, last]))
         read = slice(*np.searchsorted(log.read_step[: self.count[compiled.CHUNKS]], [first, last]))
@@ -291,7 +288,6 @@ class _Server:
         ).total_s
 
     def _result(self) -> ServingRun:
-        """Return the steps, and the times of requests in seconds."""
         state, log, count = self.state, self.log, int(self.count[compiled.STEP])
         if self.limits.closed:
             at_once = max(1, ROUNDS_AT_ONCE // self.limits.slots)

@@ -134,13 +134,11 @@ def round_seconds(
 
 
 def _by_round(batch_round: Ints, new: Ints, before: Ints, count: int) -> BatchTokens:
-    """Sum the tokens of passes by round."""
     columns = (np.ones(len(new)), new, before, new * (before + new))
     return BatchTokens(*(np.bincount(batch_round, column, minlength=count).astype(np.float64) for column in columns))
 
 
 def _longest(tokens: Ints, batch_round: Ints, count: int) -> Ints:
-    """The most tokens in the round of each sequence."""
     most = np.zeros(count, dtype=np.int64)
     np.maximum.at(most, batch_round, tokens)
     return most[batch_round]

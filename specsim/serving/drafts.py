@@ -226,7 +226,6 @@ def _behind_first_tokens(trace: Trace) -> tuple[Trace, Ints]:
 
 
 def _of_rule(trace: Trace, rule: DraftLengthRule) -> Drafts:
-    """Drafts of a rule that follows the load."""
     if rule.max_draft_tokens > trace.depth:
         raise InputError(
             f"{rule.label} drafts up to {rule.max_draft_tokens} tokens, the trace is recorded to depth {trace.depth}; "

@@ -302,8 +302,6 @@ class _Arm(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """A server that serves a load by a policy or rule."""
-
     source: Trace | _Source
     arm: _Arm
     cost: BatchCost
@@ -358,7 +356,6 @@ def _points(users: int, arms: Sequence[_Arm], found: Sequence[ServingSummary], l
 
 
 def _on_frontier(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
-    """Return the points, with `on_frontier` set."""
     rivals = [(p.summary.tokens_per_s, p.p90_s) for p in points if not p.knows]
 
     def leads(own: FrontierPoint) -> bool:

@@ -65,7 +65,6 @@ def _ready(
     train: Trace,
     cost: CostModel,
 ) -> Policy | DraftLengthRule:
-    """A policy or rule with its settings, fitted where it learns."""
     if isinstance(policy, Policy | DraftLengthRule):
         return policy
     if issubclass(policy, DraftLengthRule):

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -23,26 +23,29 @@ import pyarrow as pa
 from specsim.io.arrays import Array, IntArray
 from specsim.io.errors import InputError
 from specsim.io.examples import is_example, located
-from specsim.io.files import file_digest, replacing, replacing_folder, unpacked_limit_bytes, write_json, write_table
-from specsim.io.json import read_json
+from specsim.io.files import (
+    digest,
+    file_digest,
+    replacing,
+    replacing_folder,
+    unpacked_limit_bytes,
+    write_json,
+    write_table,
+)
+from specsim.io.json import checked, read_json
 from specsim.io.parquet import FLOAT_LISTS, FLOATS, INTEGER_LISTS, INTEGERS, TEXT, read_table
 from specsim.trace.joined import MAX_DRAFTERS, JoinedTrace
 from specsim.trace.joined import join_traces as join
-from specsim.trace.meta import (
-    AGAIN,
-    JOINED_FILE,
-    META,
-    SCHEMA_VERSION,
-    SEQUENCES,
-    STEPS,
-    TREES,
-    meta_digest,
-    read_meta,
-    tree_limits,
-)
-from specsim.trace.trace import NO_TOKEN, OPTIONAL_LISTS, STEP_LISTS, Trace
-from specsim.trace.tree_record import TreeRecord, record_from_nodes
+from specsim.trace.trace import MAX_DEPTH, NO_TOKEN, OPTIONAL_LISTS, STEP_LISTS, Trace
+from specsim.trace.tree_record import MAX_NODES, TreeRecord, record_from_nodes
 
+SCHEMA_VERSION = 3
+META = "meta.json"
+SEQUENCES = "sequences.parquet"
+STEPS = "steps.parquet"
+TREES = "trees.parquet"
+JOINED_FILE = "joined.json"  # beside a folder for each trace: 1, 2 and so on
+AGAIN = "restore or record it again"
 FOLDERS = (
     "",
     *(f"{number}/" for number in range(1, MAX_DRAFTERS + 1)),
@@ -121,7 +124,6 @@ def write_trace(trace: Trace | str | PathLike[str], folder: str | PathLike[str],
 
 
 def _write(trace: Trace, work: Path) -> None:
-    """Write the files of a trace of a single drafter into an existing folder."""
     write_table(_sequence_table(trace), work / SEQUENCES)
     write_table(_step_table(trace), work / STEPS)
     meta = {**trace.meta, "schema_version": SCHEMA_VERSION, "depth": trace.depth}
@@ -194,7 +196,6 @@ def read_trace(folder: str | PathLike[str]) -> Trace:
 
 
 def _read_folder(folder: Path) -> Trace:
-    """Read and check the folder of a trace of a single drafter."""
     meta = read_meta(folder)
     for name, expected in meta["checksums"].items():
         if name == META:
@@ -264,7 +265,6 @@ def _read_sequences(path: Path) -> dict[str, Array]:
 
 
 def _prompts(table: pa.Table, lengths: Array, path: Path) -> Array:
-    """Concatenate the prompts' tokens."""
     column = table.column(PROMPT).combine_chunks()
     if not pa.types.is_list(column.type) or not np.array_equal(np.diff(np.from_dlpack(column.offsets)), lengths):
         raise InputError(f"{path}: column {PROMPT!r} does not hold the tokens of every prompt; {AGAIN}")
@@ -569,3 +569,145 @@ def join_traces(traces: Mapping[str, TraceLike]) -> JoinedTrace:
             "{'lookup': 'lookup/', 'eagle': 'eagle/'}"
         )
     return join({name: as_trace(trace) for name, trace in traces.items()})
+
+
+class Decoding(TypedDict):
+    """How the output was decoded; other keys are the sampler's."""
+
+    mode: str
+    temperature: NotRequired[float]
+    top_p: NotRequired[float]
+    top_k: NotRequired[int]
+    seed: NotRequired[int]
+
+
+class Trees(TypedDict):
+    """Most nodes recorded per position, and most children per node."""
+
+    nodes: int
+    width: int
+
+
+class Prompts(TypedDict):
+    """Where the prompts come from."""
+
+    source: str
+    count: int
+    digest: str
+
+
+class Seconds(TypedDict):
+    """Seconds that recording took."""
+
+    generate: float
+    dense: float
+
+
+class Provenance(TypedDict):
+    """Where and when the trace was recorded."""
+
+    device: str
+    date: str
+
+
+class EngineFacts(TypedDict):
+    """The inference engine that recorded the trace, and how it ran.
+
+    max_num_batched_tokens, max_num_seqs : tokens and sequences of a step, at most; longer prompts are read in chunks
+    first_position_drafted : whether it drafts ahead of an output's first token. If not, the first row of every sequence
+        has no draft: NO_TOKEN and match length 0
+    """
+
+    name: str
+    version: str
+    runner: str
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    first_position_drafted: bool
+
+
+class Synthetic(TypedDict):
+    """The acceptance model of a synthetic trace."""
+
+    model: str
+    informed: NotRequired[bool]
+
+
+class Vocabulary(TypedDict):
+    """Tokens that the target can emit."""
+
+    tokens: int
+
+
+class Meta(TypedDict):
+    """Schema of meta.json; unknown keys are allowed.
+
+    recurrent_layers : which of "target" and "drafter" have recurrent layers, which can neither draft nor verify trees
+    second_pass : whether a round that rejects tokens ends with a second target pass, over the pending and the accepted
+        tokens, which restores the recurrent states
+    """
+
+    schema_version: Literal[3]
+    target: str
+    drafter: str
+    decoding: str | Decoding
+    depth: int
+    eos_token_id: int | list[int] | None
+    dtype: str
+    device: str
+    checksums: dict[str, str]
+    drafter_kind: NotRequired[str]
+    drafter_facts: NotRequired[dict[str, Any]]
+    weights: NotRequired[str | None]
+    predictor: NotRequired[str | None]
+    tree: NotRequired[Trees | None]
+    prompts: NotRequired[str | Prompts | None]
+    max_new_tokens: NotRequired[int]
+    kernels: NotRequired[str]
+    distinct_trigram_share: NotRequired[float]
+    first_token_accepted_share: NotRequired[float]
+    record_seconds: NotRequired[Seconds]
+    provenance: NotRequired[Provenance]
+    engine: NotRequired[EngineFacts]
+    synthetic: NotRequired[Synthetic]
+    informed: NotRequired[bool]
+    text: NotRequired[bool]
+    vocabulary: NotRequired[Vocabulary | None]
+    recurrent_layers: NotRequired[list[str]]
+    second_pass: NotRequired[bool]
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Read and check the meta.json of a trace folder; raise InputError if it is invalid."""
+    path = folder / META
+    if not path.is_file():
+        wrong = f"is not a trace: {META} is missing" if folder.exists() else "does not exist"
+        raise InputError(
+            f"{folder} {wrong}; give a folder made by `realrun record`, or a name of `specsim example --list`"
+        )
+    meta = read_json(path, str(path), dict[str, Any], missing=AGAIN, invalid=AGAIN)
+    version = meta.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise InputError(f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}; record it again")
+    checked(meta, str(path), Meta, invalid=AGAIN)
+    if not 1 <= meta["depth"] <= MAX_DEPTH:
+        raise InputError(f"{path}: depth {meta['depth']} is not from 1 to {MAX_DEPTH}; record it again")
+    checksums = set(meta["checksums"])
+    if not {SEQUENCES, STEPS} <= checksums <= {META, SEQUENCES, STEPS, TREES}:
+        raise InputError(f"{path}: checksums must list {SEQUENCES} and {STEPS}; {AGAIN}")
+    if TREES in checksums and not (meta.get("tree") and all(1 <= n <= MAX_NODES for n in tree_limits(meta))):
+        raise InputError(f"{path}: tree does not give nodes and width from 1 to {MAX_NODES}; record it again")
+    if meta["checksums"].get(META) != meta_digest(meta):
+        raise InputError(f"{path} is altered (its own checksum differs); {AGAIN}")
+    return dict(meta)
+
+
+def tree_limits(meta: dict[str, Any]) -> tuple[int, int]:
+    """Return the nodes and the width of the recorded trees."""
+    return meta["tree"]["nodes"], meta["tree"]["width"]
+
+
+def meta_digest(meta: dict[str, Any]) -> str:
+    """Compute the checksum of meta.json without its own checksum."""
+    others = {name: value for name, value in meta["checksums"].items() if name != META}
+    return digest(json.dumps({**meta, "checksums": others}, sort_keys=True), length=64)

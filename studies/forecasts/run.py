@@ -10,16 +10,32 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specsim.cli.console import progress_bar
-from specsim.io.files import remove_folder
-from studies.common import Config, Document, cached
-from studies.forecasts.report import report
-from studies.measurement.run import BURSTS, beside
+import numpy as np
+from scipy.optimize import minimize
 
+from specsim.cli.console import progress_bar
+from specsim.cost.profile import NORMAL
+from specsim.io.arrays import Floats
+from specsim.io.files import remove_folder
+from specsim.replaying.forecast import error_summary
+from specsim.replaying.intervals import Estimate
+from specsim.report.table import Column, plain
+from studies.common import Config, Document, cached
+from studies.figures import dots
+from studies.measurement.run import BURSTS, beside
+from studies.report import TENTH, Report, load_line, machine_line, median_load
+
+CHOICE_PERCENT = 2.0  # that a choice may be slower than the best measured policy
+TEXT_KNOWN, UNPROBED = "text_known", "text_known_without_probe"
+DRAWN = ("forecast", TEXT_KNOWN, "decomposition")
+SUMMARISED = {"forecast": "forecast", "text": TEXT_KNOWN, "unprobed": UNPROBED, "decomposition": "predicted"}
+PERCENTS = plain(lambda values: ", ".join(f"{value:.1f}" for value in values))
+Row = Mapping[str, Any]
 RECORDED = ("run-*.json",)
 BUSY_AND_REST_S = ("0.1", "2.0", "0.1", "2.0")
 MEMORY = """
@@ -72,3 +88,132 @@ def main(out: Path, config: Config) -> None:
             documents.append(cached(out / f"run-{number:02}.json", partial(validated, number, out, config)))
             progress("sealed forecasts", number + 1, config["runs"])
     report(config, documents).write(out)
+
+
+def report(config: Config, documents: Sequence[Document]) -> Report:
+    """Return the report. documents : of the runs"""
+    costs = {kind["name"]: [run for run in documents if run["costs"] == kind["name"]] for kind in config["costs"]}
+    states = {state["name"]: [run for run in documents if run["state"] == state["name"]] for state in config["states"]}
+    groups = {"all runs": documents, **costs, **{f"beside: {name}": runs for name, runs in states.items()}}
+    shown = [{"runs of": name, "runs": len(runs), **summary(runs)} for name, runs in groups.items() if runs]
+    everything = shown[0]
+    (median, p90), (known_median, known_p90) = everything["forecast"], everything["text"]
+    good = sum(lost_percent(run) <= CHOICE_PERCENT for run in documents)
+    tuning, held_out = ([run["sequences"][part] for run in documents] for part in ("tuning", "holdout"))
+    devices = {str(run["forecast"]["costs"].get("device")) for run in documents}
+    floors = [run["noise_floor_percent"] for run in documents]
+    return Report(
+        question="How good are forecasts that are made before anything is decoded?",
+        answer=f"Over {len(documents)} runs in changing states of the machine, sealed forecasts miss the measured "
+        f"speedups by {median:.1f} % in the median and {p90:.1f} % at the 90th percentile, and the chosen policy is "
+        f"within {CHOICE_PERCENT:g} % of the best measured one in {good} runs. With the text known, which leaves the "
+        f"error of the costs, they miss by {known_median:.1f} % and {known_p90:.1f} %.",
+        figure=dots(
+            [
+                (f"{name}; {run['state']}", {error.replace("_", " "): mean_error(run, error) for error in DRAWN})
+                for name, runs in costs.items()
+                for run in runs
+            ],
+            "errors",
+            "Errors of sealed forecasts",
+            "mean error of a run's speedups over its policies, %",
+            level=0,
+        ),
+        figure_name="errors",
+        caption="Mean error of the speedups of each run, by where the costs of its forecast are from and by what "
+        "computed beside it",
+        columns=[
+            Column("runs", "runs of"),
+            Column("number", "runs"),
+            Column("forecast: median, 90th percentile %", "forecast", PERCENTS),
+            Column("text known: median, 90th percentile %", "text", PERCENTS),
+            Column("text known, without probe: median, 90th percentile %", "unprobed", PERCENTS),
+            Column("decomposition: median %", lambda row: row["decomposition"][0], TENTH),
+            Column("inside 95 % interval, %", "inside", TENTH),
+        ],
+        shown=shown,
+        table=[table_row(number, run, row) for number, run in enumerate(documents) for row in run["rows"]],
+        trust=[
+            f"Prompts: of the lab, {min(tuning)} to {max(tuning)} for tuning and {min(held_out)} to {max(held_out)} "
+            "held out, in a split of each run's own.",
+            machine_line(config, documents[0]),
+            f"The costs were measured on: {', '.join(sorted(devices))}.",
+            f"{load_line({name: median_load(runs) for name, runs in states.items() if runs})} Medians over runs.",
+            f"Noise floor (A/A test): {np.median(floors):.1f} % in the median, at most {max(floors):.1f} %.",
+            f"Half-width of the forecasts' intervals: {everything['half_width']:.1f} % in the median.",
+            run_errors(documents),
+        ],
+    )
+
+
+def mean_error(run: Document, name: str) -> dict[str, float]:
+    """Return a run's mean error over its policies in percent, as an estimate without uncertainty."""
+    return Estimate.exact(run["errors"][name]["mean_percent"]).as_dict()
+
+
+def summary(runs: Sequence[Document]) -> dict[str, Any]:
+    """Summarise the errors of all rows of these runs in percent: medians and 90th percentiles, where there are any."""
+    rows = [row for run in runs for row in run["rows"]]
+    values: dict[str, Any] = {}
+    for name, key in SUMMARISED.items():
+        if known := [row for row in rows if row[key] is not None]:
+            errors = error_summary(speedups(known, key).tolist(), speedups(known, "measured").tolist())
+            values[name] = errors["median_abs_percent"], errors["p90_abs_percent"]
+    low, value, high = (np.array([row["forecast"][end] for row in rows]) for end in ("low", "estimate", "high"))
+    measured = speedups(rows, "measured")
+    inside = float(np.mean((low <= measured) & (measured <= high)))
+    return {**values, "inside": 100 * inside, "half_width": float(np.median(100 * (high / value - 1)))}
+
+
+def speedups(rows: Sequence[Row], key: str) -> Floats:
+    """Return the rows' speedups under this key, without their intervals."""
+    return np.array([row[key]["estimate"] if isinstance(row[key], Mapping) else row[key] for row in rows])
+
+
+def lost_percent(run: Document) -> float:
+    """Compute by how many percent the chosen policy was slower than the best measured one, no speculation included."""
+    chosen = run["choice"]["measured_speedup"]["estimate"]
+    return float(100 * (1 - chosen / max(1.0, *speedups(run["rows"], "measured"))))
+
+
+def run_errors(documents: Sequence[Document]) -> str:
+    """Fit what the load adds to errors of costs; judge such a fit of the first half of the runs on the second half."""
+    errors = [np.log(speedups(run["rows"], "measured") / speedups(run["rows"], TEXT_KNOWN)) for run in documents]
+    shares = [run["load"]["others_percent"] / 100 for run in documents]
+    half = len(documents) // 2
+    (idle, busy), (half_idle, half_busy) = fitted(errors, shares), fitted(errors[:half], shares[:half])
+    later = zip(errors[half:], shares[half:], strict=True)
+    inside = [np.abs(error) <= NORMAL * (half_idle + half_busy * share**2) for error, share in later]
+    return (
+        f"With the text known, errors have a standard deviation of {100 * idle:.1f} % plus {100 * busy:.0f} % times "
+        "the square of the share of the CPUs that other processes use. Fitted on the first half of the runs alone, it "
+        f"is {100 * half_idle:.1f} % and {100 * half_busy:.0f} %, and {100 * np.concatenate(inside).mean():.0f} % of "
+        "the speedups of the second half lie within the 95 % interval that follows."
+    )
+
+
+def fitted(errors: Sequence[Floats], shares: Sequence[float]) -> tuple[float, float]:
+    """Fit the two terms of `realrun.experiment.forecast.run_error` by maximum likelihood.
+
+    errors : by run, of its rows, which err together: a run counts once; shares : of the CPUs, by run
+    """
+    squares, load = np.array([np.mean(error**2) for error in errors]), np.array(shares)
+
+    def loss(terms: Floats) -> float:
+        spread = np.exp(terms[0]) + np.exp(terms[1]) * load**2
+        return float(np.sum(np.log(spread) + squares / (2 * spread**2)))
+
+    idle, busy = np.exp(minimize(loss, np.log([0.01, 0.05]), method="Nelder-Mead").x).tolist()
+    return idle, busy
+
+
+def table_row(number: int, run: Document, row: Row) -> dict[str, Any]:
+    """Return the row of table.csv of a policy in a run."""
+    keys = ("measured", "forecast", "forecast_without_probe", TEXT_KNOWN, UNPROBED, "costs_known")
+    return {
+        "run": number,
+        **{name: run[name] for name in ("state", "costs")},
+        **{name: row[name] for name in ("policy", *keys)},
+        "decomposition": row["predicted"],
+        "rounds_identical_percent": row["rounds_identical_percent"],
+    }

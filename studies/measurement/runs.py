@@ -1,7 +1,7 @@
 """Spread of runs of the same commit: `python -m studies.measurement.runs FOLDER...` collects the validations there.
 
 Every folder holds a set: validations of the same commit on the same prompts, each in a folder of its own. Writes
-runs.json, which report.py reads.
+runs.json, which run.py reads.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from specsim.cost.model import CostModel
 from specsim.cost.profile import with_scores
 from specsim.io.arrays import Floats
 from specsim.io.progress import Progress
-from specsim.learn.chain_calibration import drafted_tokens
+from specsim.learn.calibration import drafted_tokens
 from specsim.learn.search import best_policy
 from specsim.learn.settings import SearchSettings
 from specsim.policy.base import Policy

@@ -31,7 +31,8 @@ OWN = """
 from dataclasses import dataclass
 
 from specsim import ChainPolicy, setting
-from specsim.policy.chain.fixed_k import initial_state, keep_drafting, update
+from specsim.policy.chain.fixed_k import keep_drafting
+from specsim.policy.memoryless import initial_state, update
 
 
 @dataclass(frozen=True)

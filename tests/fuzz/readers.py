@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from specsim.acceptance.files import load_model, save_model
-from specsim.acceptance.generate import generate
+from specsim.acceptance.generate import generate, load_model, save_model
 from specsim.acceptance.models import IID, PerPosition
 from specsim.acceptance.sources import Counters, Rounds, read_counters, read_rounds, read_source, verified_by_depth
 from specsim.claims.check import check_files
@@ -30,8 +29,18 @@ from specsim.io.files import file_digest
 from specsim.learn.storage import trace_digest
 from specsim.policy.static_tree.rates import read_rates
 from specsim.serving.arrivals import recorded_requests
-from specsim.trace.files import pack_trace, read_trace, write_trace
-from specsim.trace.meta import JOINED_FILE, META, SEQUENCES, STEPS, TREES, meta_digest, read_meta
+from specsim.trace.files import (
+    JOINED_FILE,
+    META,
+    SEQUENCES,
+    STEPS,
+    TREES,
+    meta_digest,
+    pack_trace,
+    read_meta,
+    read_trace,
+    write_trace,
+)
 from tests.fuzz import mutate, outside
 from tests.fuzz.reader import JSON, OTHER, Reader, json_file
 from tests.specsim.claims.conftest import CLAIMS

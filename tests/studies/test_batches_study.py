@@ -20,7 +20,7 @@ from specsim.serving.drafts import drafts_of
 from specsim.serving.lockstep import lockstep
 from specsim.trace.files import write_trace
 from specsim.trace.trace import Trace
-from studies.batches import real, report, run, servers
+from studies.batches import real, run
 from tests.support.tiny import tiny_pair, tiny_prompts
 
 CONFIG = tomllib.loads((Path(run.__file__).parent / "config.toml").read_text())
@@ -97,18 +97,18 @@ def test_probes_predict_a_machine_of_linear_costs(real_run: Path) -> None:
         assert case.predicted_s == pytest.approx(case.measured_s, rel=0.01)
         assert (case.k == real.NULL) == (case.measured.estimate == 1)
     assert about["differing"] == 0 and about["load"].others_percent == pytest.approx(40)
-    assert [(row["batch"], row["best_predicted"] == row["best_measured"]) for row in report.best_rows(cases)] == [
+    assert [(row["batch"], row["best_predicted"] == row["best_measured"]) for row in run.best_rows(cases)] == [
         (1, True), (2, True), (4, True)
     ]  # fmt: skip
 
 
 def test_batches_that_the_memory_does_not_hold_are_left_out() -> None:
     """90 % of an H100's 80 GB less weights; a token takes 2 x 8 x 128 numbers in 32 layers, and in EAGLE's layer."""
-    constants, h100, *_ = servers.servers(SERVERS)
+    constants, h100, *_ = run.servers(SERVERS)
     weights = sum(passes.weight_bytes for passes in (h100.memory.target, h100.memory.draft_passes) if passes)
     assert h100.sequences(8192) == constants.sequences(8192) == int((0.9 * 80e9 - weights) / (8192 * 33 * 2048 * 2))
     trace = generate(IID(0.8), sequences=6, output_tokens=20, depth=2, seed=1)
-    maps = servers.server_map(trace, constants, SERVERS, seed=0)
-    rows = [*servers.map_rows({"H100": maps})]
+    maps = run.server_map(trace, constants, SERVERS, seed=0)
+    rows = [*run.map_rows({"H100": maps})]
     assert [(row["batch"], row["context"]) for row in rows] == [(1, 128), (64, 128), (512, 128), (1, 8192)]
     assert all(row["k"] in (1, 2) and row["costs"] == "H100" for row in rows)

@@ -13,7 +13,7 @@ from specsim.acceptance.formulas import eq14_speedup, harmonic_mean, mean_tokens
 from specsim.io.errors import InputError
 from studies.papers import tables
 from studies.papers.findings import VERDICTS, audit
-from studies.papers.report import points, report
+from studies.papers.run import points, report
 from studies.papers.tables import PAPERS, Row, read_table, table_names
 from tests.support import ROOT
 

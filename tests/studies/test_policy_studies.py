@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.special
 import torch
+from studies.adaedl.bound import Signals
 
 from realrun.decode.sampling import Sampler
 from realrun.measure.record import RecordSettings, record
@@ -23,8 +24,7 @@ from specsim.cost.profile import ProfileCost
 from specsim.io.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.priced import PricedTrace
-from studies.adaedl import bound, run
-from studies.adaedl.bound import Signals
+from studies.adaedl import run
 from studies.common import smollm2_costs
 from studies.policies import signals as stop_signals
 from studies.thompson import gains
@@ -41,29 +41,29 @@ def signals(acceptance: Any = None, prompts: int = 20, each: int = 30) -> Signal
 
 def test_gamma_is_found_again_where_the_score_is_the_acceptance() -> None:
     exact = signals(lambda entropy: adaedl_score(entropy, 0.13))
-    assert bound.bounding_gamma(exact, 0.9) == pytest.approx(0.13)
+    assert run.bounding_gamma(exact, 0.9) == pytest.approx(0.13)
 
 
 def test_the_bounding_gamma_is_the_least_that_bounds_so_many_positions() -> None:
     sample = signals()
-    gamma = bound.bounding_gamma(sample, 0.95)
-    assert bound.violated(sample, gamma * (1 + 1e-9)).estimate <= 5
-    assert bound.violated(sample, gamma * (1 - 1e-9)).estimate > 5 - 100 / len(sample.sequence)
+    gamma = run.bounding_gamma(sample, 0.95)
+    assert run.violated(sample, gamma * (1 + 1e-9)).estimate <= 5
+    assert run.violated(sample, gamma * (1 - 1e-9)).estimate > 5 - 100 / len(sample.sequence)
     sure = Signals(np.array([0]), np.array([0.0]), np.array([1.0]), np.array([0.5]))
-    assert bound.bounding_gamma(sure, 0.95) == np.inf  # sure of itself and wrong: no gamma helps
+    assert run.bounding_gamma(sure, 0.95) == np.inf  # sure of itself and wrong: no gamma helps
 
 
 def test_violations_by_hand() -> None:
     by_hand = Signals(
         np.array([0, 0, 1, 1]), np.array([0.0, 1.25, 5.0, 0.2]), np.ones(4), np.array([0.9, 0.6, 0.1, 0.7])
     )  # scores at 0.2: 1, 0.5, 0, 0.8
-    assert bound.violated(by_hand, 0.2).estimate == pytest.approx(50)
-    assert bound.violated(by_hand.of(np.array([1])), 0.2).estimate == pytest.approx(50)
+    assert run.violated(by_hand, 0.2).estimate == pytest.approx(50)
+    assert run.violated(by_hand.of(np.array([1])), 0.2).estimate == pytest.approx(50)
 
 
 def test_correlations_are_pearsons_and_of_no_gamma() -> None:
     sample = signals()
-    score, sure = bound.correlations(sample, repeats=50)
+    score, sure = run.correlations(sample, repeats=50)
     for gamma in (0.05, 0.8):
         scores = adaedl_score(sample.entropy_nats, gamma)
         assert score.estimate == pytest.approx(np.corrcoef(scores, sample.acceptance)[0, 1])
@@ -74,7 +74,7 @@ def test_correlations_are_pearsons_and_of_no_gamma() -> None:
 def test_the_papers_ratio_is_found_again_from_rates_that_it_made() -> None:
     base, acceptance = np.array([20.0, 30.0, 25.0]), np.array([0.5, 0.65, 0.8])
     rates = {str(k): (base * leviathan_speedup(acceptance, k, 0.08)).tolist() for k in (3, 7, 16)}
-    ratio, fitted = bound.paper_ratio(base.tolist(), rates)
+    ratio, fitted = run.paper_ratio(base.tolist(), rates)
     assert ratio == pytest.approx(0.08, rel=1e-4)
     assert fitted == pytest.approx(acceptance, rel=1e-4)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from studies.versions import run
-from studies.versions.report import report
+from studies.versions.run import report
 
 CONFIG = tomllib.loads((Path(run.__file__).parent / "config.toml").read_text())
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specsim.io.errors import InputError
-from specsim.trace.meta import META, meta_digest
+from specsim.trace.files import META, meta_digest
 
 
 def refusal(run: Callable[[], object], *names: str) -> str:

@@ -20,7 +20,7 @@ from transformers import (
 
 from realrun.drafters.self_sd import SelfSDKind
 from realrun.pairs.pair import Pair
-from tests.support.tiny import POSITIONS, VOCAB, tiny_tokenizer
+from tests.support.tiny import tiny_model, tiny_tokenizer
 
 ARCHITECTURES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),
@@ -32,22 +32,7 @@ ARCHITECTURES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 
 def small_target(architecture: str = "llama", dtype: torch.dtype = torch.float64, layers: int = 3) -> Any:
     config, model, special = ARCHITECTURES[architecture]
-    settings = config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=POSITIONS,
-        initializer_range=0.15,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=None,
-        **special,
-    )
-    torch.manual_seed(3)
-    return model(settings).to(dtype).eval()
+    return tiny_model(layers, 3, dtype, (config, model), **special)
 
 
 def alone(target: Any, eos_token_ids: tuple[int, ...] = ()) -> Pair:

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.support.small_targets import small_target
-from tests.support.tiny import POSITIONS, VOCAB
+from tests.support.tiny import tiny_model
 
 LAYERS = 4
 LEAN = ("llama", "qwen3")
@@ -48,13 +47,7 @@ def target_of(name: str, layers: int = LAYERS) -> Any:
 
 
 def biased(layers: int) -> Any:
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=POSITIONS, initializer_range=0.12, attention_bias=True,
-        mlp_bias=True, bos_token_id=0, eos_token_id=0, pad_token_id=None,
-    )  # fmt: skip
-    torch.manual_seed(8)
-    model = LlamaForCausalLM(config).double().eval()
+    model = tiny_model(layers, 8, initializer_range=0.12, tie_word_embeddings=False, attention_bias=True, mlp_bias=True)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.1)

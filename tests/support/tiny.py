@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +29,15 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
 
 
-def tiny_model(layers: int, seed: int, dtype: torch.dtype = torch.float64) -> LlamaForCausalLM:
-    config = LlamaConfig(
+def tiny_model(
+    layers: int,
+    seed: int,
+    dtype: torch.dtype = torch.float64,
+    kind: tuple[Any, Any] = (LlamaConfig, LlamaForCausalLM),
+    **special: Any,
+) -> Any:
+    """A random model. kind : its configuration's class and its own; special : settings of its own"""
+    config = kind[0](
         vocab_size=VOCAB,
         hidden_size=32,
         intermediate_size=64,
@@ -37,14 +45,13 @@ def tiny_model(layers: int, seed: int, dtype: torch.dtype = torch.float64) -> Ll
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=POSITIONS,
-        initializer_range=0.15,
-        tie_word_embeddings=True,
         bos_token_id=0,
         eos_token_id=0,
         pad_token_id=None,
+        **{"initializer_range": 0.15, "tie_word_embeddings": True, **special},
     )
     torch.manual_seed(seed)
-    return LlamaForCausalLM(config).to(dtype).eval()
+    return kind[1](config).to(dtype).eval()
 
 
 @cache

@@ -10,8 +10,8 @@ import numpy as np
 
 from specsim.io.rng import split
 from specsim.policy.base import setting
+from specsim.policy.memoryless import initial_state, update
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy
-from specsim.policy.tree.expansion import initial_state, update
 from specsim.policy.tree.static import select as keep_all
 
 

@@ -42,3 +42,16 @@ def update_threshold(  # type: ignore[no-untyped-def]
         goal = threshold
     threshold = threshold_decay * threshold + (1.0 - threshold_decay) * goal
     return (min(threshold, 1.0), average)
+
+
+@nb.njit
+def initial_state(params):  # type: ignore[no-untyped-def]
+    return (params.lambda0, 0.0)
+
+
+@nb.njit
+def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
+    if params.dynamic == 0.0:
+        return state
+    goal = params.max_draft_tokens, params.target_rate, params.epsilon
+    return update_threshold(state, drafted, accepted, *goal, params.rate_decay, params.threshold_decay)

@@ -8,21 +8,12 @@ import numba as nb
 
 from specsim.policy.base import Variant, setting
 from specsim.policy.chain.base import ChainPolicy
-
-
-@nb.njit
-def initial_state(params):  # type: ignore[no-untyped-def]
-    return (0.0,)
+from specsim.policy.memoryless import initial_state, update
 
 
 @nb.njit
 def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def]
     return depth < params.k, state
-
-
-@nb.njit
-def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
-    return state
 
 
 @dataclass(frozen=True)
@@ -41,7 +32,3 @@ class FixedK(ChainPolicy):
     @property
     def max_draft_tokens(self) -> int:
         return self.k
-
-    @property
-    def adapts(self) -> bool:
-        return False

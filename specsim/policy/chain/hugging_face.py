@@ -67,7 +67,3 @@ class HuggingFace(ChainPolicy):
     @property
     def carries_state(self) -> bool:
         return self.schedule == "heuristic"
-
-    @property
-    def adapts(self) -> bool:
-        return self.schedule != "constant"

@@ -8,25 +8,12 @@ import numba as nb
 
 from specsim.policy.base import Variant, setting
 from specsim.policy.chain.base import ChainPolicy
-from specsim.policy.chain.dynamic_threshold import RATE_DECAY, THRESHOLD_DECAY, update_threshold
-
-
-@nb.njit
-def initial_state(params):  # type: ignore[no-untyped-def]
-    return (params.lambda0, 0.0)
+from specsim.policy.chain.dynamic_threshold import RATE_DECAY, THRESHOLD_DECAY, initial_state, update
 
 
 @nb.njit
 def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def]
     return step.confidence >= state[0], state
-
-
-@nb.njit
-def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
-    if params.dynamic == 0.0:
-        return state
-    goal = params.max_draft_tokens, params.target_rate, params.epsilon
-    return update_threshold(state, drafted, accepted, *goal, params.rate_decay, params.threshold_decay)
 
 
 @dataclass(frozen=True)
@@ -52,7 +39,3 @@ class MaxConfidence(ChainPolicy):
     initial_state = staticmethod(initial_state)
     keep_drafting = staticmethod(keep_drafting)
     update = staticmethod(update)
-
-    @property
-    def adapts(self) -> bool:
-        return self.dynamic

@@ -8,11 +8,7 @@ import numba as nb
 
 from specsim.policy.base import Variant, setting
 from specsim.policy.chain.base import ChainPolicy
-
-
-@nb.njit
-def initial_state(params):  # type: ignore[no-untyped-def]
-    return (0.0,)
+from specsim.policy.memoryless import initial_state, update
 
 
 @nb.njit
@@ -23,11 +19,6 @@ def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def
 @nb.njit
 def keep_drafting_by_top10(state, params, step, depth, u):  # type: ignore[no-untyped-def]
     return step.top10_confidence >= params.p_min, state
-
-
-@nb.njit
-def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
-    return state
 
 
 @dataclass(frozen=True)
@@ -50,10 +41,6 @@ class PMin(ChainPolicy):
     keep_drafting = staticmethod(keep_drafting)
     update = staticmethod(update)
 
-    @property
-    def adapts(self) -> bool:
-        return False
-
 
 @dataclass(frozen=True)
 class LlamaCpp(ChainPolicy):
@@ -73,7 +60,3 @@ class LlamaCpp(ChainPolicy):
     initial_state = staticmethod(initial_state)
     keep_drafting = staticmethod(keep_drafting_by_top10)
     update = staticmethod(update)
-
-    @property
-    def adapts(self) -> bool:
-        return False

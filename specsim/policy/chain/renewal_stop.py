@@ -13,7 +13,6 @@ from specsim.policy.base import Variant, setting
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.estimates.token_probability import FEATURES, interpolate, run_after, score, with_one_more
 
-RUN = 5  # of the weights
 # Between what the lab at temperature 0.8 teaches with and without the drafted token's own probability.
 ROUGH_WEIGHTS = (0.55, 0.37, -0.24, 0.11, 0.0, 0.0, 0.0)
 ODDS_KNOTS = tuple(i / 4 for i in range(-32, 33))
@@ -92,7 +91,3 @@ class RenewalStop(ChainPolicy):
         ):
             if not ok:
                 raise InputError(f"policy {self.name}: {name} has to hold {wanted}; fit the policy again")
-
-    @property
-    def adapts(self) -> bool:
-        return self.weights[RUN] != 0.0

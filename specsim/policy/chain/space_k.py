@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from specsim.cost.model import SPACE, CostModel, SpaceCost
 from specsim.policy.base import setting
 from specsim.policy.chain.base import ChainPolicy
-from specsim.policy.chain.fixed_k import initial_state, keep_drafting, update
+from specsim.policy.chain.fixed_k import keep_drafting
+from specsim.policy.memoryless import initial_state, update
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,3 @@ class SpaceK(ChainPolicy):
     @property
     def max_draft_tokens(self) -> int:
         return self.k
-
-    @property
-    def adapts(self) -> bool:
-        return False

@@ -10,6 +10,7 @@ import numba as nb
 
 from specsim.policy.base import Variant, build_policy, setting
 from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.memoryless import update
 
 if TYPE_CHECKING:
     from specsim.cost.table import CostTable
@@ -25,11 +26,6 @@ def initial_state(params):  # type: ignore[no-untyped-def]
 def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def]
     chain = step.confidence if depth == 1 else state[0] * step.confidence
     return chain >= params.cost_ratio, (chain,)
-
-
-@nb.njit
-def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
-    return state
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,3 @@ class TimeGain(ChainPolicy):
     @classmethod
     def fit(cls, settings: Mapping[str, Any], train: Trace, table: CostTable) -> Self:
         return build_policy(cls, {"cost_ratio": table.step_ratio, **settings})
-
-    @property
-    def adapts(self) -> bool:
-        return False

@@ -1,6 +1,6 @@
 """From what a drafter shows to a calibrated probability of acceptance: the part that runs while drafting.
 
-Shared by `RenewalStop` and by `specsim.learn.chain_calibration`, which fits the weights and knots.
+Shared by `RenewalStop` and by `specsim.learn.calibration`, which fits the weights and knots.
 """
 
 from __future__ import annotations

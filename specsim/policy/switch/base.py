@@ -21,6 +21,7 @@ import numba as nb
 
 from specsim.policy.base import setting
 from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.memoryless import initial_state, update
 from specsim.trace.joined import JoinedTrace
 
 if TYPE_CHECKING:
@@ -28,19 +29,9 @@ if TYPE_CHECKING:
 
 
 @nb.njit
-def no_state(params):  # type: ignore[no-untyped-def]
-    return (0.0,)
-
-
-@nb.njit
 def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def]
     floors = (params.floor1, params.floor2, params.floor3)
     return step.confidence >= floors[int(state[0])], state
-
-
-@nb.njit
-def no_update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
-    return state
 
 
 @nb.njit
@@ -69,9 +60,9 @@ class SwitchPolicy(ChainPolicy):
     functions: ClassVar[tuple[str, ...]] = ("initial_state", "choose", "keep_drafting", "update")
     features = ("confidence",)
     choose: ClassVar[Callable[..., Any]]
-    initial_state = staticmethod(no_state)
+    initial_state = staticmethod(initial_state)
     keep_drafting = staticmethod(keep_drafting)
-    update = staticmethod(no_update)
+    update = staticmethod(update)
 
     @property
     def max_draft_tokens(self) -> int:

@@ -29,7 +29,3 @@ class FirstThatDrafts(SwitchPolicy):
     name = "first_that_drafts"
     source = "llama.cpp: several types in --spec-type, of which the first with a draft wins"
     choose = staticmethod(choose)
-
-    @property
-    def adapts(self) -> bool:
-        return False

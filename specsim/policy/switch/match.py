@@ -31,7 +31,3 @@ class SwitchMatch(SwitchPolicy):
     name = "switch_match"
     source = "Snowflake's Arctic Inference: suffix decoding where its score is high enough, else its LSTM drafter"
     choose = staticmethod(choose)
-
-    @property
-    def adapts(self) -> bool:
-        return False

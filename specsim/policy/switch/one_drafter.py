@@ -28,7 +28,3 @@ class OneDrafter(SwitchPolicy):
     @property
     def least_drafters(self) -> int:
         return self.drafter
-
-    @property
-    def adapts(self) -> bool:
-        return False

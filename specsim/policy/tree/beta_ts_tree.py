@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numba as nb
 
 from specsim.policy.base import Variant, setting
-from specsim.policy.chain.beta_ts import BetaTS, initial_state, keep_probability
-from specsim.policy.estimates.counts import COUNTING, THETA, count_round
+from specsim.policy.chain.beta_ts import BetaTS, initial_state, keep_probability, update
+from specsim.policy.estimates.counts import COUNTING, THETA
 from specsim.policy.tree.base import MAX_DRAFTED
 from specsim.policy.tree.beam import BeamTree
 from specsim.policy.tree.expansion import expand_beam
@@ -20,11 +20,6 @@ def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyp
         return state
     expand_beam(tree, first, end, int(params.beam), int(params.width), widths)
     return state
-
-
-@nb.njit
-def update(state, params, depth, accepted):  # type: ignore[no-untyped-def]
-    return count_round(state, depth, accepted, params.counting)
 
 
 @dataclass(frozen=True)

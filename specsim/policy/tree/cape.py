@@ -8,8 +8,8 @@ import numba as nb
 import numpy as np
 
 from specsim.policy.base import Variant, setting
+from specsim.policy.memoryless import initial_state, update
 from specsim.policy.tree.base import UNKNOWN, TreePolicy
-from specsim.policy.tree.expansion import initial_state, update
 
 
 @nb.njit
@@ -83,7 +83,3 @@ class Cape(TreePolicy):
     @property
     def max_width(self) -> int:
         return max(self.width_30, self.width_60, self.width_80, self.width_100)
-
-    @property
-    def adapts(self) -> bool:
-        return False

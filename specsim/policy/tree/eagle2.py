@@ -8,8 +8,9 @@ import numba as nb
 
 from specsim.io.errors import InputError
 from specsim.policy.base import Variant, setting
+from specsim.policy.memoryless import initial_state, update
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy
-from specsim.policy.tree.expansion import expand_beam, initial_state, mark_best, update
+from specsim.policy.tree.expansion import expand_beam, mark_best
 
 
 @nb.njit
@@ -80,7 +81,3 @@ class Eagle2(TreePolicy):
     @property
     def max_width(self) -> int:
         return self.top_k
-
-    @property
-    def adapts(self) -> bool:
-        return False

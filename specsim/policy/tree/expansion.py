@@ -8,18 +8,6 @@ from specsim.policy.tree.base import UNKNOWN
 
 
 @nb.njit
-def initial_state(params):  # type: ignore[no-untyped-def]
-    """Return the state of a policy without memory."""
-    return (0.0,)
-
-
-@nb.njit
-def update(state, params, depth, accepted):  # type: ignore[no-untyped-def]
-    """Return the state of a policy without memory."""
-    return state
-
-
-@nb.njit
 def nth_best(path, first, end, n, heap):  # type: ignore[no-untyped-def]
     """Return the n-th largest known path probability of nodes first .. end - 1, n >= 1; UNKNOWN if fewer are known.
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numba as nb
 
 from specsim.policy.base import Variant, build_policy, setting
+from specsim.policy.memoryless import initial_state, update
 from specsim.policy.tree.base import TreePolicy
-from specsim.policy.tree.expansion import initial_state, mark_best, update
+from specsim.policy.tree.expansion import mark_best
 
 if TYPE_CHECKING:
     from specsim.cost.table import CostTable
@@ -102,7 +103,3 @@ class PCT(TreePolicy):
     @property
     def max_width(self) -> int:
         return self.width
-
-    @property
-    def adapts(self) -> bool:
-        return False

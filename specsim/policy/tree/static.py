@@ -10,12 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.io.errors import InputError
+from specsim.policy.memoryless import initial_state, update
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy
-
-
-@nb.njit
-def initial_state(params):  # type: ignore[no-untyped-def]
-    return (0.0,)
 
 
 @nb.njit
@@ -30,11 +26,6 @@ def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyp
 def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
     keep[:count] = True
     return np.inf
-
-
-@nb.njit
-def update(state, params, depth, accepted):  # type: ignore[no-untyped-def]
-    return state
 
 
 class Shape(NamedTuple):
@@ -62,10 +53,6 @@ class StaticTree(TreePolicy):
     @property
     def params(self) -> Shape:
         return Shape(np.array(self.shape, dtype=np.float64))
-
-    @property
-    def adapts(self) -> bool:
-        return False
 
     @property
     def max_draft_tokens(self) -> int:

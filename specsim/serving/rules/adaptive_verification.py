@@ -19,7 +19,7 @@ from specsim.io.arrays import FloatArray, Floats, Ints, Seconds
 from specsim.io.errors import InputError
 from specsim.policy.base import setting
 from specsim.serving.draft_length import DraftRounds, PricedRule, Running
-from specsim.serving.rules.allocation import hand_out
+from specsim.serving.rules.value import hand_out
 from specsim.trace.trace import Trace
 
 SLOPE, INTERCEPT = 0.5, -0.2  # w and every beta at first

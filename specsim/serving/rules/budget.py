@@ -13,9 +13,8 @@ from specsim.cost.batches import BatchCost
 from specsim.io.arrays import Bools, FloatArray, Ints
 from specsim.policy.base import parse_settings, setting
 from specsim.serving.draft_length import MAX_DRAFT, DraftRounds, Running
-from specsim.serving.rules.allocation import best_count, hand_out, likeliest
 from specsim.serving.rules.survival import Survival, fit_survival
-from specsim.serving.rules.value import MEMORY, Achieved, ValuedRule
+from specsim.serving.rules.value import MEMORY, Achieved, ValuedRule, best_count, hand_out, likeliest
 from specsim.trace.trace import Trace
 
 PRIOR_TOKENS = 20.0  # acceptances that the calibration counts for, against those that the server has seen

@@ -13,8 +13,8 @@ from specsim.cost.batches import BatchCost
 from specsim.io.arrays import FloatArray, Ints
 from specsim.policy.base import parse_settings, setting
 from specsim.serving.draft_length import DraftRounds, PricedRule, Running
-from specsim.serving.rules.allocation import hand_out
 from specsim.serving.rules.survival import Survival, fit_survival
+from specsim.serving.rules.value import hand_out
 from specsim.trace.trace import Trace
 
 LEAST_SURVIVAL = 1e-6  # below which a token is never verified

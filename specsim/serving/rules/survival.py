@@ -10,8 +10,15 @@ import numpy as np
 from specsim.cost.model import ConstantCost
 from specsim.io.arrays import FloatArray, Floats
 from specsim.io.errors import InputError
-from specsim.learn.calibration import Calibration, calibrate_features
-from specsim.learn.chain_calibration import Signal, Tokens, calibrate, drafted_tokens, feature_table
+from specsim.learn.calibration import (
+    Calibration,
+    Signal,
+    Tokens,
+    calibrate,
+    calibrate_features,
+    drafted_tokens,
+    feature_table,
+)
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table

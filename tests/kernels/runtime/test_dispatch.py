@@ -42,34 +42,30 @@ def test_operations_trace_without_data() -> None:
         assert torch.equal(got, expected)
 
 
-def test_refusal_falls_back_only_when_automatic(monkeypatch: pytest.MonkeyPatch) -> None:
+def fail_on_cuda(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Prefer a cuda backend whose operations raise this."""
     original = dispatch.implementation
 
-    def refusing(name: str, backend: str):  # type: ignore[no-untyped-def]
-        def refuse(*args: object) -> None:
-            raise speckernels.Unsupported("not this")
+    def failing(name: str, backend: str):  # type: ignore[no-untyped-def]
+        def fail(*args: object) -> None:
+            raise error
 
-        return refuse if backend == "cuda" else original(name, backend)
+        return fail if backend == "cuda" else original(name, backend)
 
-    monkeypatch.setattr(dispatch, "implementation", refusing)
+    monkeypatch.setattr(dispatch, "implementation", failing)
     monkeypatch.setattr(dispatch, "_preferred", lambda device: ("cuda", "reference"))
+
+
+def test_refusal_falls_back_only_when_automatic(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_on_cuda(monkeypatch, speckernels.Unsupported("not this"))
     assert speckernels.draft_statistics(LOGITS).token.tolist() == [1]
     with speckernels.use_backend("cuda"), pytest.raises(speckernels.Unsupported, match="not this"):
         speckernels.draft_statistics(LOGITS)
 
 
 def test_a_backend_that_cannot_be_had_is_told_of_once_and_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = dispatch.implementation
-
-    def failing(name: str, backend: str):  # type: ignore[no-untyped-def]
-        def fail(*args: object) -> None:
-            raise errors.Unavailable("draft_statistics.cu does not compile")
-
-        return fail if backend == "cuda" else original(name, backend)
-
     dispatch._warn_once.cache_clear()
-    monkeypatch.setattr(dispatch, "implementation", failing)
-    monkeypatch.setattr(dispatch, "_preferred", lambda device: ("cuda", "reference"))
+    fail_on_cuda(monkeypatch, errors.Unavailable("draft_statistics.cu does not compile"))
     with pytest.warns(
         RuntimeWarning, match="draft_statistics runs without the cuda backend: .* does not compile"
     ) as warned:

@@ -15,8 +15,7 @@ from realrun.decode.sampling import Sampler
 from realrun.measure.reuse import prompts_of
 from realrun.pairs.prompts import Prompt
 from specsim.io.files import file_digest, write_table
-from specsim.trace.files import read_trace, write_trace
-from specsim.trace.meta import SEQUENCES
+from specsim.trace.files import SEQUENCES, read_trace, write_trace
 from tests.support.checks import edit_meta, refusal
 from tests.support.commands import Result, assert_refused, call, json_of
 from tests.support.tiny import tiny_model, tiny_tokenizer

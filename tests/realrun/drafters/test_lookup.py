@@ -29,7 +29,7 @@ from realrun.pairs.prompts import Prompt
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import profile_from_json
 from specsim.io.errors import InputError
-from specsim.learn.chain_calibration import verified_tokens
+from specsim.learn.calibration import verified_tokens
 from specsim.lookup.from_text import TokenText, lookup_trace
 from specsim.lookup.ngram import RULES
 from specsim.policy.chain.base import Step

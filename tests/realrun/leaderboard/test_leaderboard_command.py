@@ -51,9 +51,8 @@ from specsim.cost.profile import Profile
 from specsim.io.errors import InputError
 from specsim.policy.base import build_policy
 from specsim.policy.registry import POLICIES, make_policy
-from specsim.replaying.intervals import NO_SPECULATION, paired_difference
+from specsim.replaying.intervals import NO_SPECULATION, paired_difference, simultaneous
 from specsim.replaying.replay import replay
-from specsim.replaying.simultaneous import simultaneous
 from specsim.replaying.table import cost_table
 from specsim.report.drafters import DEFINITIONS, render_drafters
 from specsim.trace.files import read_trace

@@ -18,9 +18,8 @@ from scipy.special import ndtr
 
 import specsim
 from specsim.acceptance.difficulty import KNOTS, MISSING, Difficulty, Drift, fit_drift, fit_hidden, log_likelihood
-from specsim.acceptance.files import load_model, save_model
 from specsim.acceptance.formulas import reliability
-from specsim.acceptance.generate import generate
+from specsim.acceptance.generate import generate, load_model, save_model
 from specsim.acceptance.models import IID, AcceptanceModel, PerPosition, geometric_entropy_nats
 from specsim.acceptance.sources import (
     Counters,
@@ -256,7 +255,7 @@ def test_a_generated_trace_replays_with_the_expected_tokens_per_round() -> None:
 
 
 def test_rates_by_position_a_model_and_its_file_are_the_same(tmp_path: Path) -> None:
-    from specsim.acceptance.files import save_model
+    from specsim.acceptance.generate import save_model
     from specsim.acceptance.models import PerPosition
 
     rates = [0.9, 0.5, 0.1]

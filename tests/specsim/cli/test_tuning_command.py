@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import specsim
-from specsim.acceptance.files import load_model, save_model
-from specsim.acceptance.generate import generate
+from specsim.acceptance.generate import generate, load_model, save_model
 from specsim.cost.model import ConstantCost
 from specsim.learn.search import find_best
 from specsim.learn.settings import SearchSettings

@@ -16,7 +16,6 @@ import pytest
 
 from specsim.acceptance.generate import generate
 from specsim.acceptance.models import IID
-from specsim.compare.board import Board
 from specsim.compare.document import (
     CSV_COLUMNS,
     as_document,
@@ -26,8 +25,7 @@ from specsim.compare.document import (
     trace_names,
     write_results,
 )
-from specsim.compare.leaderboard import leaderboards, learned_rule
-from specsim.compare.sensitivity import POINTS, search_values, sweep, swept_settings
+from specsim.compare.leaderboard import POINTS, Board, leaderboards, learned_rule, search_values, sweep, swept_settings
 from specsim.cost.model import ConstantCost
 from specsim.io.errors import InputError
 from specsim.learn import search

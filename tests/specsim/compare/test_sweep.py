@@ -29,6 +29,7 @@ from specsim.trace.files import depth_at, pack_trace, read_trace, read_trace_at,
 from specsim.trace.split import split_sequences
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call, json_of
+from tests.support.lossy_cluster import losing_a_worker
 
 COSTS = ("specdecode-bench-llama3.1-8b-eagle-h100", "edd-llama2-chat-7b-a6000")
 HERE = Workers(jobs=1)
@@ -269,22 +270,6 @@ def test_processes_of_this_machine_give_the_same_answer(traces: list[Path]) -> N
 
 @pytest.mark.slow
 def test_a_dask_cluster_that_loses_a_worker_gives_the_same_answer(traces: list[Path], tmp_path: Path) -> None:
-    """A worker of two is killed when the first results are there; its tasks are done again."""
-    distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
     cells = cells_of([Path(shutil.copytree(traces[n % 2], tmp_path / f"{n}")) for n in range(6)])
-    alone = sweep(cells, points(), HERE)
-    killed: list[int] = []
-    with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        victim = next(iter(client.run(os.getpid).values()))
-
-        def kill(done: int, total: int) -> None:
-            if 0 < done < total and not killed:
-                os.kill(victim, signal.SIGKILL)
-                killed.append(done)
-
-        swept = sweep(cells, points(), Workers("dask", scheduler=cluster.scheduler_address), progress=kill)
-        assert killed and victim not in client.run(os.getpid).values()
-    assert_same(swept, alone)
+    swept = losing_a_worker(lambda workers, progress: sweep(cells, points(), workers, progress=progress))
+    assert_same(swept, sweep(cells, points(), HERE))

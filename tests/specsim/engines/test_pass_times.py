@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from specsim.cost.files import read_cost
 from specsim.engines.advise import advise
-from tests.support.commands import assert_refused, call, json_of
+from tests.support.commands import Result, assert_refused, call, json_of
 
 HAND = '{"pass_ms": {"1": 8.5, "2": 13.5, "5": 20.7}, "draft_ms": 1.2}'
 # llama.cpp#16894: 32 steps of 1, 2 and 4 sequences in 0.405, 0.469 and 0.570 s.
@@ -43,15 +44,16 @@ I statistics draft-mtp: #calls(b,g,a) = 1 100 100, #gen drafts = 100, #acc draft
 GPU = ("--gpu", "rtx-3090", "--target", "qwen3-8b", "--drafter", "qwen3-0.6b", "--weights", "q4_k_m")
 
 
-def calibrated(folder: Path, *texts: str, gpu: tuple[str, ...] = ()) -> dict[str, Any]:
+def calibrate(folder: Path, texts: Sequence[str], *options: str) -> Result:
     files = [folder / f"measured{number}.txt" for number in range(len(texts))]
     for file, text in zip(files, texts, strict=True):
         file.write_text(text)
     measured = [part for file in files for part in ("--measured", file)]
-    document: dict[str, Any] = json_of(
-        call("specsim", "cost", "calibrate", *gpu, *measured, "--out", folder / "out.json", "--overwrite", "--json")
-    )
-    return document
+    return call("specsim", "cost", "calibrate", *measured, "--out", folder / "out.json", *options)
+
+
+def calibrated(folder: Path, *texts: str, gpu: tuple[str, ...] = ()) -> dict[str, Any]:
+    return dict(json_of(calibrate(folder, texts, *gpu, "--overwrite", "--json")))
 
 
 @pytest.mark.parametrize(
@@ -111,11 +113,7 @@ def test_the_data_sheet_gives_what_was_not_measured(tmp_path: Path) -> None:
 def test_measurements_that_contradict_each_other_are_named(
     texts: tuple[str, ...], named: tuple[str, ...], tmp_path: Path
 ) -> None:
-    files = [tmp_path / f"{number}.json" for number in range(len(texts))]
-    for file, text in zip(files, texts, strict=True):
-        file.write_text(text)
-    measured = [part for file in files for part in ("--measured", file)]
-    out = " ".join(call("specsim", "cost", "calibrate", *measured, "--out", tmp_path / "out.json").out.split())
+    out = " ".join(calibrate(tmp_path, texts).out.split())
     assert all(text in out and "contradict each other" in out for text in named)
 
 

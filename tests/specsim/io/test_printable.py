@@ -125,36 +125,25 @@ def test_a_line_says_what_how_far_and_how_long_still() -> None:
     assert lines.line() == "record: 36 of 36, done; the next part, 30 s so far"
 
 
-def test_what_was_there_before_is_not_counted_as_work() -> None:
+@pytest.mark.parametrize(
+    ("reports", "line"),  # each after so many seconds: a part, how much is done, of how much
+    [
+        ([(0, "record", 30, 36), (60, "record", 33, 36)], "record: 33 of 36, about 60 s left"),
+        ([(0, "record", 1, 2), (1000, "tune", 1, 10), (10, "tune", 2, 10)], "tune: 2 of 10, about 80 s left"),
+        (
+            [(0, "probe", 1, 15), (1000, "probe", 15, 15), (1000, "probe", 1, 15), (10, "probe", 6, 15)],
+            "probe: 6 of 15, about 18 s left",
+        ),
+    ],
+    ids=["what was there before is no work", "parts have times of their own", "a part begins anew"],
+)
+def test_the_time_left_follows_the_part_since_it_began(reports: list[tuple[int, str, int, int]], line: str) -> None:
     clock = Clock()
     lines = lines_at(clock)
-    lines("record", 30, 36)
-    clock.now += 60
-    lines("record", 33, 36)
-    assert lines.line() == "record: 33 of 36, about 60 s left"
-
-
-def test_parts_have_times_of_their_own() -> None:
-    clock = Clock()
-    lines = lines_at(clock)
-    lines("record", 1, 2)
-    clock.now += 1000
-    lines("tune", 1, 10)
-    clock.now += 10
-    lines("tune", 2, 10)
-    assert lines.line() == "tune: 2 of 10, about 80 s left"
-
-
-def test_a_part_that_begins_anew_is_timed_anew() -> None:
-    clock = Clock()
-    lines = lines_at(clock)
-    for done in (1, 15):
-        lines("probe", done, 15)
-        clock.now += 1000
-    lines("probe", 1, 15)
-    clock.now += 10
-    lines("probe", 6, 15)
-    assert lines.line() == "probe: 6 of 15, about 18 s left"
+    for seconds, *report in reports:
+        clock.now += seconds
+        lines(*report)
+    assert lines.line() == line
 
 
 def test_lines_come_while_nothing_is_reported_and_end_with_the_work() -> None:

@@ -19,9 +19,8 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from specsim.compare.board import Board
 from specsim.compare.document import as_document
-from specsim.compare.leaderboard import leaderboards
+from specsim.compare.leaderboard import Board, leaderboards
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.profile import ProfileCost
 from specsim.io.errors import InputError
@@ -35,11 +34,12 @@ from specsim.learn.tune import TuneResult, cross_validate_with, tune_on
 from specsim.policy.base import Policy, setting
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.base import ChainPolicy
-from specsim.policy.chain.fixed_k import FixedK, initial_state, keep_drafting, update
+from specsim.policy.chain.fixed_k import FixedK, keep_drafting
 from specsim.policy.chain.hugging_face import HuggingFace
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.chain.time_gain import TimeGain
+from specsim.policy.memoryless import initial_state, update
 from specsim.policy.registry import POLICIES, TREE_POLICIES
 from specsim.replaying.intervals import ratio_interval
 from specsim.replaying.oracles import chain_oracle_seconds, tree_oracle_seconds

@@ -22,16 +22,17 @@ from specsim.replaying.forecast import error_summary, forecast_interval
 from specsim.replaying.intervals import (
     Comparison,
     Estimate,
+    Simultaneous,
     paired_difference,
     ratio_difference,
     ratio_interval,
     ratio_of_ratios,
     resample,
+    simultaneous,
     student_quantile,
     tails,
 )
 from specsim.replaying.replay import replay
-from specsim.replaying.simultaneous import Simultaneous, simultaneous
 from specsim.replaying.table import cost_table
 from tests.support.acceptance_examples import COST, difficulty
 

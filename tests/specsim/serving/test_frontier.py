@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ from specsim.acceptance.generate import generate
 from specsim.acceptance.models import IID
 from specsim.cost.files import read_cost
 from specsim.cost.linear import LinearCost, LinearPass
+from specsim.io.progress import Counter, no_progress
 from specsim.io.workers import Workers
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.intervals import Estimate
@@ -32,6 +31,7 @@ from specsim.trace.trace import Trace
 from tests.support.acceptance_examples import difficulty
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call, json_of
+from tests.support.lossy_cluster import losing_a_worker
 from tests.support.reference import build_trace
 from tests.support.serving_costs import COST
 
@@ -143,28 +143,14 @@ def test_rules_of_a_users_file_are_compared(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_dask_cluster_that_loses_a_worker_gives_the_same_answer(tmp_path: Path) -> None:
-    """A worker of two is killed when the first results are there; its servers are simulated again."""
-    distributed = pytest.importorskip("distributed", reason="the extra [dask] is not installed")
     path = tmp_path / "trace"
     write_trace(generate(IID(0.8), sequences=300, output_tokens=100, depth=3, seed=2), path)
-    asked = {"users": [1, 4], "requests": 300}
-    alone = serve_frontier(path, COST, ["turbospec", "sglang_adaptive"], **asked)  # type: ignore[arg-type]
-    killed: list[int] = []
-    with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        victim = next(iter(client.run(os.getpid).values()))
 
-        def kill(done: int, total: int) -> None:
-            if 0 < done < total and not killed:
-                os.kill(victim, signal.SIGKILL)
-                killed.append(done)
+    def compared(workers: Workers | None = None, progress: Counter = no_progress) -> ServingFrontier:
+        rules = ["turbospec", "sglang_adaptive"]
+        return serve_frontier(path, COST, rules, users=[1, 4], requests=300, workers=workers, progress=progress)
 
-        workers = Workers("dask", scheduler=cluster.scheduler_address)
-        shared = serve_frontier(path, COST, ["turbospec", "sglang_adaptive"], workers=workers, progress=kill, **asked)  # type: ignore[arg-type]
-        assert killed and victim not in client.run(os.getpid).values()
-    assert shared.as_dict() == alone.as_dict()
+    assert losing_a_worker(compared).as_dict() == compared().as_dict()
 
 
 def test_no_limit_is_no_share() -> None:

@@ -42,7 +42,6 @@ from specsim.serving.draft_length import (
 from specsim.serving.drafts import Arm, drafts_of
 from specsim.serving.lockstep import Lockstep, lockstep
 from specsim.serving.policies import fit_policies
-from specsim.serving.rules.allocation import hand_out
 from specsim.serving.rules.budget import Budget
 from specsim.serving.rules.dspark import DSpark
 from specsim.serving.rules.oracle import Oracle
@@ -50,6 +49,7 @@ from specsim.serving.rules.registry import RULES, find_rule
 from specsim.serving.rules.sglang_adaptive import SGLangAdaptive, moved
 from specsim.serving.rules.sglang_throughput import ThroughputAware, expected_rates
 from specsim.serving.rules.survival import Survival, fit_survival
+from specsim.serving.rules.value import hand_out
 from specsim.trace.files import read_plain_trace
 from specsim.trace.trace import Trace
 from tests.support.acceptance_examples import difficulty

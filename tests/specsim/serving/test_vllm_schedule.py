@@ -25,6 +25,7 @@ from specsim.serving.continuous import ServingRun, run_server
 from specsim.serving.draft_length import Running, ScheduledK, TurboSpec
 from specsim.serving.drafts import drafts_of
 from specsim.serving.presets import find_server
+from specsim.trace.trace import Trace
 
 # By request, a digit each: tokens drafted and accepted in each round as vLLM counted them, and, of the lab's recording,
 # how many of 5 drafted tokens would be accepted at each position.
@@ -34,15 +35,20 @@ VLLM = dataclasses.replace(CONVENTIONS["vllm"], first_token="round")  # the serv
 COST = LinearCost(LinearPass(0.01, 3e-4, 2e-6), LinearPass(0.002, 1e-4, 5e-7), step_s=0.001)
 
 
-def served(rule: Any, *, drafts_ahead: bool = True) -> ServingRun:
-    match_len = np.array([[int(digit) for digit in text] for text in COUNTED["match_len"]])
+def as_vllm(texts: list[str], max_output_tokens: int | None = None) -> tuple[Trace, int]:
+    """A recording in which so many of 5 drafted tokens would be accepted, as `as_engine` gives it."""
+    match_len = np.array([[int(digit) for digit in text] for text in texts])
     sequences, tokens = match_len.shape
     drawn = generate(IID(0.5), sequences=sequences, output_tokens=tokens, depth=5, prompt_tokens=64)
     recorded = dataclasses.replace(drawn, match_len=match_len.ravel().astype(np.uint8))
-    trace, beyond = as_engine(recorded, VLLM, max_output_tokens=TOKENS)
+    return as_engine(recorded, VLLM, max_output_tokens=max_output_tokens or tokens)
+
+
+def served(rule: Any, *, drafts_ahead: bool = True) -> ServingRun:
+    trace, beyond = as_vllm(COUNTED["match_len"], TOKENS)
     assert beyond == 0
-    first = np.arange(sequences) == 0
-    requests = Requests(np.where(first, 0.0, 1e-6), trace.prompt_tokens, trace.output_tokens, np.arange(sequences))
+    order = np.arange(trace.sequences)
+    requests = Requests(np.where(order == 0, 0.0, 1e-6), trace.prompt_tokens, trace.output_tokens, order)
     server = dataclasses.replace(find_server("vllm"), drafts_ahead=drafts_ahead)
     return run_server(drafts_of(trace, rule, served=True), COST, requests, slots=SLOTS, server=server)
 
@@ -52,12 +58,8 @@ LOADS = json.loads((Path(__file__).parent / "vllm_loads.json").read_text())
 
 def closed_loop(users: str, cost: LinearCost = COST) -> ServingRun:
     """Serve what vLLM 0.32 did with K = 3 and 8 slots, whose users sent the next of the lab's prompts once answered."""
-    match_len = np.array([[int(digit) for digit in text] for text in LOADS["match_len"]])
-    sequences, tokens = match_len.shape
-    drawn = generate(IID(0.5), sequences=sequences, output_tokens=tokens, depth=5, prompt_tokens=64)
-    recorded = dataclasses.replace(drawn, match_len=match_len.ravel().astype(np.uint8))
-    trace, _ = as_engine(recorded, VLLM, max_output_tokens=tokens)
-    which = np.arange(LOADS["loads"][users]["requests"]) % sequences
+    trace, _ = as_vllm(LOADS["match_len"])
+    which = np.arange(LOADS["loads"][users]["requests"]) % trace.sequences
     requests = Requests(np.zeros(len(which)), trace.prompt_tokens[which], trace.output_tokens[which], which)
     return run_server(drafts_of(trace, ScheduledK({1: 3}), served=True), cost, requests, slots=8, users=int(users))
 

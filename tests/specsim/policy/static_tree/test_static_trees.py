@@ -462,7 +462,7 @@ def test_what_it_grows_is_its_shape(kind: type[StaticTree]) -> None:
     policy = kind()
     check_shape("test", policy.shape)
     assert grown(policy) == policy.shape
-    assert policy.static and not policy.adapts and policy.features == ("true_rank",)
+    assert policy.static and policy.features == ("true_rank",)
     assert policy.max_verified_nodes == len(policy.shape) - 1
     assert policy.max_draft_tokens == shapes.depths(policy.shape).max()
 
