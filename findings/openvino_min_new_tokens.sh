@@ -50,7 +50,7 @@ lengths = {
 }
 print(f"OpenVINO GenAI 2026.4.1, greedy, min_new_tokens = {LEAST}, a stop token that would be output after {STOP_AT} others")
 print(f"expected: at least {LEAST} tokens")
-print("seen:", *(f"{length} tokens {name};" for name, length in lengths.items()))
+print("seen: " + ", ".join(f"{length} tokens {name}" for name, length in lengths.items()))
 least, *others = lengths.values()
 sys.exit(0 if least >= LEAST and all(length < LEAST for length in others) else "the behaviour has changed")
 EOF
