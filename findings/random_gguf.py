@@ -6,12 +6,12 @@ import numpy as np
 HEAD = 64
 
 
-def write(path, seed, *, layers=2, hidden=256, vocabulary=2048, scale=1.0):
+def write(path, seed, *, layers=2, hidden=256, vocabulary=2048, scale=1.0, context=1024):
     """Write float16 weights of a fixed seed; `scale` multiplies the logits, so that greedy choices are clear."""
     rng = np.random.default_rng(seed)
     heads, wide = hidden // HEAD, 2 * hidden
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(1024)
+    writer.add_context_length(context)
     writer.add_embedding_length(hidden)
     writer.add_block_count(layers)
     writer.add_feed_forward_length(wide)

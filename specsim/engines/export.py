@@ -177,7 +177,10 @@ def draft_length(
         return Setting(llamacpp(f"--spec-draft-n-max {k} --spec-draft-p-min {p_min:g}"))
     if engine == "transformers" and k:
         fields = generation_config(k, p_min)
-        return Setting(f"{as_arguments(fields)} in the draft model's generation_config", json.dumps(fields), path)
+        # transformers moves a threshold above 0 while it decodes, where it can import scikit-learn.
+        moves = ", without scikit-learn installed, which would adjust the threshold" if p_min else ""
+        flags = f"{as_arguments(fields)} in the draft model's generation_config{moves}"
+        return Setting(flags, json.dumps(fields), path)
     return Setting(flags)
 
 

@@ -65,6 +65,8 @@ def test_a_draft_that_ends_where_the_draft_model_is_not_sure() -> None:
         "num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.5,
     }  # fmt: skip
     assert json.loads(draft_length("transformers", 4, p_min=0.5).file or "") == fields
+    assert "without scikit-learn" in draft_length("transformers", 4, p_min=0.5).flags  # findings/ shows it
+    assert "scikit-learn" not in draft_length("transformers", 4).flags  # a threshold of 0 is never adjusted
     # At the library's own threshold of 0.4, drafts of K tokens would not all be of K tokens.
     assert json.loads(draft_length("transformers", 4).file or "") == {**fields, "assistant_confidence_threshold": 0.0}
     assert "assistant_confidence_threshold=0.0" in draft_length_flags("transformers", 4)
