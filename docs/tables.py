@@ -297,10 +297,10 @@ def findings() -> str:
     """What surprised in engines and benchmarks, by the headers of the scripts that show it."""
     headers = {path.name: finding_header(path) for path in sorted(FINDINGS.glob("*.sh"))}
     rows = [
-        f"{header['engine']} {header['version']} | {header['date']} | {header['finding']} | `findings/{name}`"
+        f"{header['engine']} {header['version']}, {header['date']} | {header['finding']} | `{Path(name).stem}`"
         for name, header in sorted(headers.items(), key=lambda item: (item[1]["engine"].lower(), item[0]))
     ]
-    return _table("software | seen on | finding | script", rows)
+    return _table("software, seen on | finding | script", rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
