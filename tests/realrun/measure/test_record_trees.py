@@ -43,6 +43,7 @@ from tests.support.dense_records import (
     paths_outside_chain,
 )
 from tests.support.drafting import self_sd_pair
+from tests.support.pairs.inside import skipping_pair, target_of
 from tests.support.pairs.state import state_pair
 from tests.support.tiny import VOCAB, random_prompts, tiny_model, tiny_pair, tiny_prompts
 
@@ -447,3 +448,14 @@ def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
     split, drafter = pair.make_drafter()
     request = RecordRequest(prompt, output, 4, sampler, 2, tree=TreeSize(20, 4))
     check_trees(target_cache_columns(split, drafter.lm, request), request, reference)
+
+
+def test_an_output_shorter_than_a_draft_is_recorded_as_the_head_of_a_longer_one() -> None:
+    pair, sampler = skipping_pair(target_of()), Sampler("greedy-draft", 0.8, 0)
+    short, long = (record(pair, tiny_prompts(2), RecordSettings(6, tokens, sampler)) for tokens in (3, 12))
+    assert short.text_prob is not None and long.text_prob is not None
+    for first, of_long in zip(short.offsets[:-1], long.offsets[:-1], strict=True):
+        assert short.token[first : first + 3].tolist() == long.token[of_long : of_long + 3].tolist()
+        for t in range(3):
+            known = short.text_prob[first + t, : 3 - t]
+            assert known == pytest.approx(long.text_prob[of_long + t, : 3 - t], rel=1e-5)
