@@ -532,8 +532,11 @@ class Plan:
         if not self.settings.minutes:
             return prompts
         if "prompts" not in self.kept:
-            affordable = int(60 * self.settings.minutes * RECORD_SHARE / (RECORD_STEPS * self.prompt_s))
-            count = max(LEAST_PROMPTS, affordable) if recorded is None else read_trace(recorded).sequences
+            if recorded is None:
+                affordable = int(60 * self.settings.minutes * RECORD_SHARE / (RECORD_STEPS * self.prompt_s))
+                count = max(LEAST_PROMPTS, affordable)
+            else:
+                count = read_trace(recorded).sequences
             self._keep({"prompts": min(count, len(prompts))})
         return spread(prompts, self.kept["prompts"])
 

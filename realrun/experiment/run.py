@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -168,13 +169,19 @@ class _Validation(Validation):
 
     def begin(self, out: Path) -> None:
         super().begin(out)
+        if self.overwrite or not any(folder.exists() for folder in self.traces):
+            _ = self.state  # probed and told first; a trace that is there is read first, as it may be refused
+
+    @cached_property
+    def state(self) -> Probe:
         path = self.folder / PROBE
         if not path.is_file():  # of an earlier start, whose policies were tuned at that state
             state = probed(self.plain, self.given, self.settings, self.before, self.progress)
             write_json(state.as_dict(), path)
-        self.state = Probe.from_json(read_own(path, again=ANEW), str(path))
-        step_s = self.state.decoding_step_s
+        state = Probe.from_json(read_own(path, again=ANEW), str(path))
+        step_s = state.decoding_step_s
         log.info(f"without speculation: {1 / step_s:.1f} tokens per second, {1e3 * step_s:.1f} ms per token")
+        return state
 
     def claim(self) -> None:
         cost = None if self.settings.cost is None else file_digest(cost_path(self.settings.cost))

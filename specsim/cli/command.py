@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from specsim.cli.console import print_json
+from specsim.cli.console import print_json, remarks_shown
 from specsim.io.settings import OUTPUT, Option, Settings, from_options, numbers_text, options_of
 
 ARGUMENTS, OPTIONS, COMMANDS = "Arguments", "Options", "Commands"
@@ -134,7 +134,9 @@ def as_command(function: Callable[..., Any]) -> Callable[..., None]:
     def run(**values: Any) -> None:
         as_json = answers and values.pop("json")
         arguments = {name: from_options(kind, values) for name, kind in kinds.items()}
-        print_answer(function(**{name: value for name, value in values.items() if name in hints}, **arguments), as_json)
+        with remarks_shown(not as_json):
+            answer = function(**{name: value for name, value in values.items() if name in hints}, **arguments)
+        print_answer(answer, as_json)
 
     return with_signature(run, options)
 

@@ -150,6 +150,7 @@ class ProgressForm(StrEnum):
 
 
 _progress_form = ContextVar("progress_form", default=ProgressForm.AUTO)
+_remarks_shown = ContextVar("remarks_shown", default=True)
 
 
 def options_of_all(
@@ -222,6 +223,16 @@ def print_notes(notes: Iterable[str], label: str = "note") -> None:
         print(f"{label}: {note}")
 
 
+@contextmanager
+def remarks_shown(shown: bool) -> Iterator[None]:
+    """Show remarks of commands inside, or leave them out."""
+    token = _remarks_shown.set(shown)
+    try:
+        yield
+    finally:
+        _remarks_shown.reset(token)
+
+
 class _Remarks(logging.Handler):
     """Passes on the text of what is logged."""
 
@@ -235,7 +246,10 @@ class _Remarks(logging.Handler):
 
 @contextmanager
 def _remarks(say: Callable[[str], None]) -> Iterator[None]:
-    """Show what `realrun` tells on the way, such as first results, a line each."""
+    """Show what `realrun` tells on the way, such as first results, a line each; nothing where JSON is printed."""
+    if not _remarks_shown.get():
+        yield
+        return
     logger, handler = logging.getLogger("realrun"), _Remarks(say)
     level = logger.level
     logger.setLevel(logging.INFO)

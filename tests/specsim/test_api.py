@@ -128,7 +128,7 @@ def shown_results() -> list[type]:
             ("learn.predict", "PolicyPrediction"),
             ("learn.tune", "TuneResult"),
             ("learn.tune", "CrossValidation"),
-            ("compare.board", "Board"),
+            ("compare.leaderboard", "Board"),
             ("trace.trace", "Trace"),
             ("replaying.rounds", "RoundLog"),
         )

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import scipy.special
 import torch
-from studies.adaedl.bound import Signals
 
 from realrun.decode.sampling import Sampler
 from realrun.measure.record import RecordSettings, record
@@ -25,6 +24,7 @@ from specsim.io.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.priced import PricedTrace
 from studies.adaedl import run
+from studies.adaedl.run import Signals
 from studies.common import smollm2_costs
 from studies.policies import signals as stop_signals
 from studies.thompson import gains

@@ -16,6 +16,7 @@ from specsim.cost.roofline.architecture import find_architecture, find_model, pu
 from specsim.cost.roofline.cost import KINDS, RooflineCost, find_drafter
 from specsim.cost.roofline.formats import find_format, read_weights, stored_weights
 from specsim.cost.roofline.hardware import BITS, find_hardware, known_hardware
+from specsim.engines.conventions import CONVENTIONS
 from specsim.engines.flags import FLAGS, VLLM_METHODS
 from specsim.io.errors import InputError
 from specsim.io.names import ALIASES, known_name, plain
@@ -116,7 +117,7 @@ def test_a_gpu_is_found_as_it_names_itself_and_no_other(name: str, device: str |
 
 def test_no_two_names_are_alike_and_every_alias_names_something() -> None:
     drafters = (*KINDS[1:], *VLLM_METHODS)
-    tables = {"model": public_shapes(), "GPU": known_hardware(), "drafter": drafters, "engine": FLAGS}
+    tables = {"model": public_shapes(), "GPU": known_hardware(), "drafter": drafters, "engine": {*FLAGS, *CONVENTIONS}}
     for kind, table in {**tables, "weight format": BITS}.items():
         names = {plain(name) for name in table}
         assert len(names) == len({*table})

@@ -165,12 +165,12 @@ def test_verification_passes_of_a_hybrid_model_take_the_published_time() -> None
 
 
 def test_drafts_that_are_made_at_once_start_a_draft_step_once() -> None:
-    own = Overheads(round_s=1e-3, draft_step_s=2e-4)
+    """vLLM's fit of 2026: 0.36 ms a round, and 0.23 ms for the only draft step."""
     for drafter in ("medusa:3", "prompt-lookup", "block:2"):
-        bare, cost = roofline(drafter=drafter), replace(roofline("vllm", drafter), overheads=own)
+        bare, cost = roofline(drafter=drafter), roofline("vllm", drafter)
         at_once = replace(cost, overheads=Overheads())
         assert float(cost.draft(3, 500)) == pytest.approx(float(at_once.draft(3, 500)))
-        assert cost.round_overhead() == pytest.approx(1.2e-3)
+        assert cost.round_overhead() == pytest.approx(0.59e-3)
         assert bare.round_overhead() == 0
 
 
