@@ -1,4 +1,4 @@
-"""Scripts in findings/: their headers, and that they name no folder or index of a machine. `nox -s findings` runs them."""
+"""Scripts in findings/: their headers, and that they name no folder or index of a machine. `nox -s findings` runs all."""
 
 from __future__ import annotations
 
