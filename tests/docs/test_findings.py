@@ -1,4 +1,4 @@
-"""Scripts in findings/: their headers, and that they name no folder or index of a machine. `nox -s findings` runs all."""
+"""Scripts in findings/: their headers, and that they name no folder or index of a machine."""
 
 from __future__ import annotations
 
