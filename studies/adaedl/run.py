@@ -404,7 +404,7 @@ class Signals:
 
 
 def bounding_gamma(signals: Signals, share: float) -> float:
-    """The least gamma whose score exceeds the acceptance probability at no more than 1 - share of the positions."""
+    """Find the smallest gamma at which AdaEDL's score is a lower bound of acceptance at this share of positions."""
     squared = (1 - signals.acceptance) ** 2
     needed = np.divide(squared, signals.entropy_nats, out=np.full(len(squared), np.inf), where=signals.entropy_nats > 0)
     return float(np.quantile(needed, share, method="higher"))

@@ -136,7 +136,7 @@ def name_of(row: Mapping[str, Any]) -> str:
 
 
 def range_of(document: Document) -> str:
-    """Write the least and the most that the best policy gained, of the kinds of task."""
+    """Write the range, over kinds of task, of the speedup of the best policy."""
     gains = {kind: float(part["measured_speedup_best"]) for kind, part in document["domains"].items()}
     least, most = min(gains, key=gains.__getitem__), max(gains, key=gains.__getitem__)
     return f"{gains[least]:.2f} ({least}) to {gains[most]:.2f} ({most})"

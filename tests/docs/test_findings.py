@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
 import shlex
 from pathlib import Path
@@ -19,6 +20,7 @@ INSTALL = re.compile(r"^venv/bin/pip install -q (?:--no-deps )?(.+)$", re.MULTIL
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_a_finding_is_a_script_that_anybody_can_run(path: Path) -> None:
     header, text = finding_header(path), path.read_text()
+    assert os.access(path, os.X_OK)
     assert tuple(header) == FIELDS
     assert datetime.date.fromisoformat(header["date"]) and header["finding"].endswith(".")
     assert text.startswith("#!/usr/bin/env bash\n# engine: ") and "\nset -eu\n" in text and "mktemp -d" in text

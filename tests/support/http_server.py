@@ -1,4 +1,4 @@
-"""A small HTTP server on this machine that answers as real servers did, or as broken ones would."""
+"""A small local HTTP server that answers as real servers did, or as broken ones would."""
 
 from __future__ import annotations
 

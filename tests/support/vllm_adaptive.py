@@ -51,7 +51,11 @@ class Turn:
 
 
 def turns() -> Iterator[Turn]:
-    """Generate the steps. True acceptance is sigma(1.2 f - 1.0 - 0.1 i), and after 600 steps sigma(0.7 f - 0.3 i)."""
+    """Generate the steps.
+
+    A drafted token at position i, from 0, whose log odds are f by the drafter's probability, is accepted with
+    probability sigmoid(1.2 f - 1.0 - 0.1 i), and after 600 steps with sigmoid(0.7 f - 0.3 i).
+    """
     random = np.random.default_rng(0)
     running: list[int] = []
     number = 0
