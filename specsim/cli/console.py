@@ -225,7 +225,7 @@ def print_notes(notes: Iterable[str], label: str = "note") -> None:
 
 @contextmanager
 def remarks_shown(shown: bool) -> Iterator[None]:
-    """Show remarks of commands inside, or leave them out."""
+    """Set whether commands inside print what `realrun` logs."""
     token = _remarks_shown.set(shown)
     try:
         yield
@@ -234,7 +234,7 @@ def remarks_shown(shown: bool) -> Iterator[None]:
 
 
 class _Remarks(logging.Handler):
-    """Passes on the text of what is logged."""
+    """Pass the text of each logged record to a function."""
 
     def __init__(self, say: Callable[[str], None]):
         super().__init__()
@@ -246,7 +246,7 @@ class _Remarks(logging.Handler):
 
 @contextmanager
 def _remarks(say: Callable[[str], None]) -> Iterator[None]:
-    """Show what `realrun` tells on the way, such as first results, a line each; nothing where JSON is printed."""
+    """Print what `realrun` logs while it works, such as first results; nothing if the command prints JSON."""
     if not _remarks_shown.get():
         yield
         return

@@ -36,7 +36,10 @@ def read_stats(paths: Sequence[Path]) -> ImportedRecords:
         counts = {key: count(stats[key], f"{name}: {key}") for key in sums}
         rounds, proposed, evaluated, accepted, emitted, fallback = counts.values()
         if not accepted <= evaluated <= min(proposed, accepted + rounds):
-            raise InputError(f"{name}: {accepted} of {evaluated} of {proposed} drafts in {rounds} rounds; export again")
+            raise InputError(
+                f"{name}: impossible counts: {proposed} drafted tokens, {evaluated} evaluated, {accepted} accepted in "
+                f"{rounds} rounds; export again"
+            )
         if not rounds:
             skipped["requests without speculation"] += 1
             continue
