@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specsim.engines.import_records import import_records
     from specsim.io.errors import InputError
     from specsim.learn.predict import predict, replay
-    from specsim.learn.tune import cross_validate, tune
+    from specsim.learn.tune import tune
     from specsim.policy.base import setting
     from specsim.policy.chain.base import ChainPolicy
     from specsim.policy.registry import make_policy, policies
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from specsim.servers.bench import bench
     from specsim.servers.doctor import doctor
     from specsim.serving.draft_length import DraftLengthRule
-    from specsim.serving.frontier import serve_frontier
     from specsim.serving.rules.registry import rules
     from specsim.serving.serve import serve, serve_batches, serve_schedule
     from specsim.trace.accepted import accepted_by
@@ -50,7 +49,6 @@ _HOMES = {  # public name -> module that defines it
     "advise": "specsim.engines.advise",
     "bench": "specsim.servers.bench",
     "calibrate": "specsim.cost.calibrate",
-    "cross_validate": "specsim.learn.tune",
     "diagnose": "specsim.engines.diagnose",
     "doctor": "specsim.servers.doctor",
     "export_flags": "specsim.engines.export",
@@ -68,7 +66,6 @@ _HOMES = {  # public name -> module that defines it
     "rules": "specsim.serving.rules.registry",
     "serve": "specsim.serving.serve",
     "serve_batches": "specsim.serving.serve",
-    "serve_frontier": "specsim.serving.frontier",
     "serve_schedule": "specsim.serving.serve",
     "setting": "specsim.policy.base",
     "tune": "specsim.learn.tune",
@@ -87,7 +84,6 @@ __all__ = [
     "advise",
     "bench",
     "calibrate",
-    "cross_validate",
     "diagnose",
     "doctor",
     "export_flags",
@@ -105,7 +101,6 @@ __all__ = [
     "rules",
     "serve",
     "serve_batches",
-    "serve_frontier",
     "serve_schedule",
     "setting",
     "tune",

@@ -1,14 +1,11 @@
-"""Tune a policy on part of a trace, report on the rest; and cross-validate that."""
+"""Tune a policy on part of a trace, report on the rest."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from specsim.cost.files import CostLike
 from specsim.io.arrays import Floats
@@ -27,7 +24,7 @@ from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.replaying.result import Result
 from specsim.trace.files import TraceLike
-from specsim.trace.split import fold_sequences, split_sequences
+from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import MAX_NODES
 
@@ -56,28 +53,34 @@ class Reference:
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class HeldOutResult(Result):
-    """A tuned policy on held-out sequences, beside its references.
+class TuneResult(Result):
+    """The best settings of a search, with their prediction on both parts, beside references.
 
-    holdout : prediction of the tuned policy
+    best : the tuned policy
+    train, holdout : its predictions on the sequences that it was tuned on, and on the held-out ones
     references : the runner-up of the search, the policy's defaults and the best fixed K, each chosen on the tuning
         sequences; without those that do not apply
     warnings : differences that are not significant on these data, a sentence each
     interrupted : the search was stopped; these are the best settings so far
+    tuned_on, reported_on : sequences of the two parts
+    trials, refused, search : as of `SearchResult`
     """
 
+    best: Policy
+    train: Prediction
     holdout: Prediction
-    references: Mapping[str, Reference] = dataclasses.field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    interrupted: bool = False
-
-    @property
-    def headline(self) -> str:
-        """Say what was tried."""
-        raise NotImplementedError
+    references: Mapping[str, Reference]
+    warnings: tuple[str, ...]
+    trials: int
+    refused: int
+    search: str
+    interrupted: bool
+    tuned_on: int
+    reported_on: int
 
     def __repr__(self) -> str:
-        return "\n".join([self.headline, repr(self.holdout), *(f"warning: {text}" for text in self.warnings)])
+        headline = f"best of {self.trials} configurations ({self.search}), reported on held-out sequences:"
+        return "\n".join([headline, repr(self.holdout), *(f"warning: {text}" for text in self.warnings)])
 
     @property
     def predictions(self) -> dict[str, Prediction]:
@@ -119,27 +122,6 @@ class HeldOutResult(Result):
         speedups = [prediction.speedup.as_dict() for prediction in self.predictions.values()]
         return estimates_figure(list(self.predictions), speedups, "held-out speedup, with 95 % intervals")
 
-
-@dataclass(frozen=True, repr=False, kw_only=True)
-class TuneResult(HeldOutResult):
-    """The best settings of a search, with their prediction on both parts.
-
-    tuned_on, reported_on : sequences of the two parts
-    trials, refused, search : as of `SearchResult`
-    """
-
-    best: Policy
-    train: Prediction
-    trials: int
-    refused: int
-    search: str
-    tuned_on: int
-    reported_on: int
-
-    @property
-    def headline(self) -> str:
-        return f"best of {self.trials} configurations ({self.search}), reported on held-out sequences:"
-
     @property
     def runner_up(self) -> Policy | None:
         """The second best settings of the search that differ clearly from the best."""
@@ -161,92 +143,27 @@ class TuneResult(HeldOutResult):
         }
 
 
-@dataclass(frozen=True)
-class Fold:
-    """A part of the sequences, held out while its policy was tuned on the others."""
+def _held_out(
+    holdout: PricedTrace, policies: Mapping[str, Policy], kind: type[Policy], seed: int
+) -> tuple[Prediction, dict[str, Reference], list[str]]:
+    """Predict these policies, the tuned one first, on held-out sequences: its prediction, the others', and warnings.
 
-    search_result: SearchResult
-    train_speedup: float
-    holdout_speedup: float
-    sequences: int
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "best_params": self.search_result.best.settings,
-            "train_speedup": self.train_speedup,
-            "holdout_speedup": self.holdout_speedup,
-            "sequences": self.sequences,
-            "trials": self.search_result.trials,
-        }
-
-
-@dataclass(frozen=True, repr=False, kw_only=True)
-class CrossValidation(HeldOutResult):
-    """Estimate the gain of tuning this kind of policy on these data, with every sequence held out once.
-
-    Predictions cover all folds, each replayed with its own settings; the policies they name are the first fold's. After
-    an interruption only the folds listed are part of them.
+    References that ask for more than the recorded trees hold are left out.
     """
-
-    folds: list[Fold]
-
-    @property
-    def estimate(self) -> Prediction:
-        """Prediction over all folds."""
-        return self.holdout
-
-    @property
-    def headline(self) -> str:
-        return f"cross-validated in {len(self.folds)} folds, the settings of the first:"
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "estimate": self.estimate.as_dict(),
-            "folds": [fold.as_dict() for fold in self.folds],
-            "references": {name: reference.as_dict() for name, reference in self.references.items()},
-            "warnings": list(self.warnings),
-            "interrupted": self.interrupted,
-        }
-
-
-class HeldOutReplays:
-    """Replays of a tuned policy and its references on the held-out sequences of all splits."""
-
-    def __init__(self, kind: type[Policy], seed: int) -> None:
-        self.kind, self.seed = kind, seed
-        self._replays: dict[str, list[tuple[Replay, Floats]]] = {}  # with the oracle's seconds per sequence [S]
-
-    def add(self, holdout: PricedTrace, policies: Mapping[str, Policy]) -> Replay:
-        """Replay the policies of a split, by name, the tuned policy first; return its replay.
-
-        References that ask for more than the recorded trees hold are left out.
-        """
-        for name, policy in policies.items():
-            replay, oracle_s = replay_with_oracle(holdout, policy, self.kind, self.seed)
-            truncated = 0.0 if replay.truncated is None else float(replay.truncated.sum() / replay.num_rounds.sum())
-            if name == TUNED or truncated_reason(holdout.trace, truncated) is None:
-                self._replays.setdefault(name, []).append((replay, oracle_s))
-        return self._replays[TUNED][-1][0]
-
-    def result(self, tuned: Policy | None = None) -> dict[str, Any]:
-        """Predictions, references and warnings, as fields of `HeldOutResult`.
-
-        tuned : the tuned policy, to compare with which a warning makes no sense; None where each split has its own
-        """
-        splits = len(self._replays[TUNED])
-        whole = {name: _joined(parts) for name, parts in self._replays.items() if len(parts) == splits}
-        predictions = {name: summarise(replay, oracle_s) for name, (replay, oracle_s) in whole.items()}
-        if len(whole) == 1:
-            return {"holdout": predictions[TUNED], "references": {}, "warnings": ()}
-        replays = [replay for replay, _ in whole.values()]
-        differences = simultaneous(replays[0].autoregressive_s, [replay.speculative_s for replay in replays])
-        references = {
-            name: Reference(predictions[name], differences.difference(0, at))
-            for at, name in enumerate(whole)
-            if name != TUNED
-        }
-        warnings = tuple(_insignificant(references, tuned, len(replays[0].num_rounds)))
-        return {"holdout": predictions[TUNED], "references": references, "warnings": warnings}
+    replays = {name: replay_with_oracle(holdout, policy, kind, seed) for name, policy in policies.items()}
+    predictions = {
+        name: summarise(*replayed)
+        for name, replayed in replays.items()
+        if name == TUNED or truncated_reason(holdout.trace, summarise(*replayed).truncated_share) is None
+    }
+    judged = [replays[name][0] for name in predictions]
+    differences = simultaneous(judged[0].autoregressive_s, [replay.speculative_s for replay in judged])
+    references = {
+        name: Reference(prediction, differences.difference(0, at))
+        for at, (name, prediction) in enumerate(predictions.items())
+        if at
+    }
+    return predictions[TUNED], references, _insignificant(references, policies[TUNED], holdout.trace.sequences)
 
 
 def replay_with_oracle(priced: PricedTrace, policy: Policy, kind: type[Policy], seed: int) -> tuple[Replay, Floats]:
@@ -255,16 +172,7 @@ def replay_with_oracle(priced: PricedTrace, policy: Policy, kind: type[Policy], 
     return replay, oracle_seconds(priced, [kind, FixedK], width=oracle_width(policy))
 
 
-def _joined(parts: Sequence[tuple[Replay, Floats]]) -> tuple[Replay, Floats]:
-    """Replays of disjoint sequences, with the oracle's seconds, as a single replay under the first policy."""
-    first = parts[0][0]
-    columns: dict[str, Any] = {
-        name: np.concatenate([replay.columns[name] for replay, _ in parts]) for name in first.columns
-    }
-    return dataclasses.replace(first, rounds=None, **columns), np.concatenate([oracle_s for _, oracle_s in parts])
-
-
-def _insignificant(references: Mapping[str, Reference], tuned: Policy | None, sequences: int) -> list[str]:
+def _insignificant(references: Mapping[str, Reference], tuned: Policy, sequences: int) -> list[str]:
     """Warn of each reference, but the tuned policy itself, that the data do not show to be slower."""
     warnings = []
     for name, reference in references.items():
@@ -370,24 +278,24 @@ def tune_on(
     holdout: PricedTrace,
     settings: SearchSettings = DEFAULT_SEARCH,
     *,
-    compare: bool = True,
     progress: Counter | None = None,
 ) -> TuneResult:
     """Find the settings with the largest predicted speedup on `train`, report on `holdout`.
 
-    compare : replay the references as well. Raises InputError where no point can be served, with the
-    first point's reason.
+    Raises InputError where no point can be served, with the first point's reason.
     """
     search_result = find_best(kind, train, settings, progress=progress)
-    held_out = HeldOutReplays(kind, settings.seed)
-    held_out.add(holdout, _policies(train, search_result, settings) if compare else {TUNED: search_result.best})
-    report = held_out.result(tuned=search_result.best)
+    prediction, references, insignificant = _held_out(
+        holdout, _policies(train, search_result, settings), kind, settings.seed
+    )
     return TuneResult(
         best=search_result.best,
         train=summarise(*replay_with_oracle(train, search_result.best, kind, settings.seed)),
+        holdout=prediction,
+        references=references,
+        warnings=(*_unjudged(search_result, train.trace), *insignificant),
         tuned_on=train.trace.sequences,
         reported_on=holdout.trace.sequences,
-        **{**report, "warnings": (*_unjudged(search_result, train.trace), *report["warnings"])},
         **{name: getattr(search_result, name) for name in ("trials", "refused", "search", "interrupted")},
     )
 
@@ -418,87 +326,3 @@ def _unjudged(search_result: SearchResult, trace: Trace) -> tuple[str, ...]:
         f"{', '.join(found)}: they ask for more than the recorded trees hold, or the costs cover; record larger ones, "
         f"with `realrun record --tree-nodes {nodes} --tree-width {width}`",
     )
-
-
-def cross_validate(
-    trace: TraceLike,
-    cost: CostLike,
-    policy: PolicyName,
-    *,
-    folds: int = 5,
-    search: Search = "optuna",
-    trials: int = 100,
-    seed: int = 0,
-    jobs: int | None = None,
-    storage: Path | None = None,
-    progress: Counter | None = None,
-    **fixed: Any,
-) -> CrossValidation:
-    """Estimate what tuning this policy gains: every sequence is held out once.
-
-    Parameters
-    ----------
-    folds : int
-        Parts of the sequences; each is reported on with the settings tuned on the others.
-    trace, cost, policy, search, trials, seed, jobs, storage, progress, **fixed
-        As in `tune`.
-
-    Returns
-    -------
-    CrossValidation
-        `estimate` (the prediction over all sequences), `folds`, `references` and `warnings`; `to_frame()` is a pandas
-        table, `plot()` a matplotlib figure.
-
-    Raises
-    ------
-    InputError
-        As in `tune`, and for fewer than 2 folds or more than there are sequences.
-
-    References
-    ----------
-    Stone 1974, Cross-Validatory Choice and Assessment of Statistical Predictions.
-
-    Examples
-    --------
-    >>> import specsim
-    >>> trace = specsim.generate(acceptance=0.8, sequences=20, output_tokens=60, depth=8)
-    >>> folded = specsim.cross_validate(trace, specsim.ConstantCost(s_d=0.001, s_t=0.010), "fixed_k", folds=4)
-    >>> len(folded.folds)
-    4
-    """
-    settings = SearchSettings(search, trials, seed, jobs, storage, fixed)
-    return cross_validate_with(priced(trace, cost), policy, settings, folds=folds, progress=progress)
-
-
-def cross_validate_with(
-    whole: PricedTrace,
-    policy: PolicyName,
-    settings: SearchSettings = DEFAULT_SEARCH,
-    *,
-    folds: int = 5,
-    progress: Counter | None = None,
-) -> CrossValidation:
-    """`cross_validate`, with a `SearchSettings` object. Ctrl-C ends it with the folds done so far."""
-    kind, seed = find_policy(policy), settings.seed
-    done: list[Fold] = []
-    held_out = HeldOutReplays(kind, seed)
-    for number, part in enumerate(fold_sequences(whole.trace, folds, seed=seed)):
-        train, holdout = whole.select(np.setdiff1d(np.arange(whole.trace.sequences), part)), whole.select(part)
-
-        def report(trials_done: int, total: int, number: int = number) -> None:
-            if progress:
-                progress(number * total + trials_done, folds * total)
-
-        try:
-            search_result = find_best(kind, train, settings, progress=report)
-        except KeyboardInterrupt:
-            if not done:
-                raise
-            break
-        replay = held_out.add(holdout, _policies(train, search_result, settings))
-        train_speedup = train.replay(search_result.best, seed=seed).speedup
-        done.append(Fold(search_result, train_speedup, replay.speedup, len(part)))
-        if search_result.interrupted:
-            break
-    interrupted = len(done) < folds or done[-1].search_result.interrupted
-    return CrossValidation(folds=done, interrupted=interrupted, **held_out.result())

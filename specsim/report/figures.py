@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from textwrap import shorten
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -68,22 +67,6 @@ def run_figure(accepted: IntArray | None, token_s: Floats, baseline_s: float) ->
 
 
 @drawing.styled()
-def shares(labels: Sequence[str], counts: Mapping[str, Sequence[int]], colors: Mapping[str, str], name: str) -> str:
-    """A bar per label of how many are of which kind. counts : by kind, a number for each label"""
-    figure, axes, y = drawing.rows_figure(labels, 1.2 + 0.4 * len(labels))
-    left = np.zeros(len(labels))
-    for kind, numbers in counts.items():
-        bars = axes.barh(y, numbers, 0.62, left, color=colors[kind], label=kind)
-        for bar, label, number in zip(bars, labels, numbers, strict=True):
-            drawing.add_tooltips(bar, [f"{label}: {number} {kind}"])
-        left += np.asarray(numbers)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("number")
-    figure.legend(loc="outside upper right", ncols=len(counts), handlelength=1.2, columnspacing=1.4)
-    return drawing.svg(figure, name, "How many are of which kind")
-
-
-@drawing.styled()
 def by_length(lengths: Sequence[int], speedups: Sequence[Mapping[str, float]]) -> str:
     """Speedup over the draft length, with intervals; the best in green."""
     figure = Figure(figsize=(drawing.WIDE, 3.6), layout="constrained")
@@ -126,32 +109,3 @@ def by_batch(batches: Sequence[int], lines: Mapping[str, Sequence[Mapping[str, f
     axes.set_ylabel("speedup (ratio, without speculation = 1)")
     drawing.margin_notes(axes, notes)
     return drawing.svg(figure, name, "Speedup over the batch")
-
-
-@drawing.styled()
-def frontier_figure(points: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw tokens per second against the 90th percentile of ms per output token. points : of `FrontierPoint.as_dict`"""
-    figure = Figure(figsize=(8.2, 4.6), layout="constrained")
-    axes = figure.subplots()
-    rules = 0
-    for label in dict.fromkeys(point["summary"]["label"] for point in points):
-        mine = [point for point in points if point["summary"]["label"] == label]
-        x = [1e3 * point["summary"]["tpot_s"]["p90"] for point in mine]
-        y = [point["summary"]["tokens_per_s"] for point in mine]
-        if mine[0]["knows"]:
-            style = "--" if mine[0]["knows"] == "acceptance" else ":"
-            axes.plot(x, y, style, color=drawing.INK, linewidth=1, label=label)
-        elif mine[0]["k"] is not None:
-            axes.plot(x, y, "-", color=drawing.MUTED, linewidth=0.8, alpha=0.6)
-            axes.annotate(f"K={mine[0]['k']}", (x[-1], y[-1]), color=drawing.MUTED, fontsize=7.5)
-        else:
-            color, marker = drawing.COLORS[rules % len(drawing.COLORS)], drawing.MARKERS[rules % len(drawing.MARKERS)]
-            axes.plot(x, y, f"-{marker}", color=color, markersize=5, label=label, **drawing.DOT)
-            rules += 1
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.grid(axis="x", visible=True)
-    axes.set_xlabel("90th percentile of ms per output token")
-    axes.set_ylabel("output tokens per second")
-    figure.legend(loc="outside upper center", ncols=3)
-    return figure

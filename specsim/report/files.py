@@ -10,13 +10,10 @@ from specsim.io.errors import InputError
 from specsim.io.json import read_json
 from specsim.report.advice import KIND as ADVICE
 from specsim.report.advice import advice_result
-from specsim.report.batches import batches_result
-from specsim.report.claims import claims_result
 from specsim.report.doctor import KIND as DOCTOR
 from specsim.report.doctor import doctor_result
 from specsim.report.drafters import KIND as DRAFTERS
 from specsim.report.drafters import drafters_result
-from specsim.report.hardware import comparison_result
 from specsim.report.leaderboard import KIND as LEADERBOARD
 from specsim.report.leaderboard import leaderboard_result
 from specsim.report.page import Result, joined, page
@@ -25,23 +22,20 @@ from specsim.report.validation import KIND as VALIDATION
 from specsim.report.validation import validation_result
 
 Render = Callable[[Mapping[str, Any]], Result]
-IN_FOLDER = ("validation.json", "leaderboard.json", "comparison.json")
+IN_FOLDER = ("validation.json", "leaderboard.json")
 KINDS: dict[str, Render] = {
     VALIDATION: validation_result,
     LEADERBOARD: leaderboard_result,
     DRAFTERS: drafters_result,
     DOCTOR: doctor_result,
     ADVICE: advice_result,
-    "specsim-claims": claims_result,
-    "specsim-cost-comparison": comparison_result,
 }
 BY_KEY: dict[str, Render] = {  # of documents that name no kind: a key that no other has
     "best_params": tuning_result,
-    "break_even": batches_result,
 }
 MAKE = (
-    "give what `realrun validate`, a leaderboard or `specsim cost compare` wrote, or what `specsim advise`, "
-    "`tune`, `doctor` of a server, `claims check` or `serve schedule` print with --json"
+    "give what `realrun validate` or a leaderboard wrote, or what `specsim advise`, "
+    "`tune` or `doctor` of a server print with --json"
 )
 
 

@@ -41,8 +41,7 @@ COLUMNS = (
     Column("settings", lambda row: _settings(row["params"]) if "params" in row else None),
 )
 DEFINITIONS = {
-    "Speedup": "Decoding time without speculation over decoding time with the policy, on held-out sequences. With "
-    "folds, every sequence is predicted with settings tuned on the others.",
+    "Speedup": "Decoding time without speculation over decoding time with the policy, on held-out sequences.",
     "Tuned gains": "Speedup of the tuned policy less that of the row, on the same sequences; the 95 % intervals "
     "hold for all rows at once. The difference is not significant where its interval contains 0.",
     **page.METRICS,

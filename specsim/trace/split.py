@@ -1,4 +1,4 @@
-"""Split sequences into tuning and held-out parts, or into folds."""
+"""Split sequences into tuning and held-out parts."""
 
 from __future__ import annotations
 
@@ -54,26 +54,6 @@ def _split(group: Ints, first: Ints, domains: Strings, tuning_share: float, seed
         tuning.extend(np.flatnonzero(np.isin(group, members[:cut])).tolist())
         holdout.extend(np.flatnonzero(np.isin(group, members[cut:])).tolist())
     return np.sort(np.array(tuning, dtype=np.int64)), np.sort(np.array(holdout, dtype=np.int64))
-
-
-def fold_sequences(trace: Trace, folds: int, *, seed: int = 0) -> list[Ints]:
-    """Divide the sequences into folds of disjoint indices; every domain evenly spread.
-
-    Sequences of the same source are in the same fold. Raises InputError for fewer than 2 folds, or more folds than
-    sequences or sources.
-    """
-    group = groups(trace)
-    first = np.unique(group)
-    if not 2 <= folds <= len(first):
-        of = "" if len(first) == trace.sequences else f" from {len(first)} files"
-        raise InputError(
-            f"folds={folds} cannot divide {trace.sequences} sequences{of}; give a number from 2 to {len(first)}"
-        )
-    rng = np.random.default_rng(seed)
-    dealt = np.concatenate(
-        [rng.permutation(first[trace.domain[first] == domain]) for domain in np.unique(trace.domain)]
-    )
-    return [np.flatnonzero(np.isin(group, dealt[fold::folds])) for fold in range(folds)]
 
 
 def groups(trace: Trace) -> Ints:

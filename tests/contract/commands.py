@@ -155,8 +155,6 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
             --draft-cost {grids}:drafter
         tune grid: specsim tune {chains} --policy adaedl --cost {profile} --search grid --trials 30
         tune optuna: specsim tune {chains} --policy beta_ts --cost {profile} --search optuna --trials 12
-        tune optuna in folds: specsim tune {chains} --policy p_min --cost {constant} --search optuna --trials 8
-            --folds 2
         tune a tree policy: specsim tune {trees} --policy pct --cost {profile} --search grid --trials 16
             --tuning-share 0.6
         tune fixed_k, rejection sampling: specsim tune {rejection} --policy fixed_k --cost {profile}

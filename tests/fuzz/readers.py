@@ -105,7 +105,6 @@ SUMMARY = {
     "acceptance_histogram": [2, 1, 1], "num_accepted_draft_tokens": 3, "num_draft_tokens": 7, "num_spec_steps": 4,
     "num_spec_tokens": 2, "acceptance_histogram_by_draft_length": {"1": [1], "2": [1, 1, 1]},
 }  # fmt: skip
-ITERATION = {"numRequestsWithDraftTokens": 8, "numDraftTokens": 8, "numAcceptedTokens": 5}
 SGLANG = "Decode batch, #running-req: 3, #token: 108, accept len: 2.17, accept rate: 0.39, cuda graph: True\n" * 2
 TRT = "".join(
     f'trtllm_spec_decode_{what}_tokens_total{{token_position="{i}"}} {n}\n'
@@ -139,7 +138,6 @@ IMPORTERS = {
         "sglang-responses", {"usage": {"completion_tokens": 100}, "sglext": {"spec_tokens_details": META_INFO}}
     ),
     "sglang-log": importer_of("sglang-log", SGLANG),
-    "tensorrt-llm": lines_importer("tensorrt-llm", *({"iter": i, "specDecodingStats": ITERATION} for i in range(3))),
     "vllm-log, wrapped": input_importer("vllm-log", "wrapped_log.txt"),
     "vllm-log, of n-grams": input_importer("vllm-log", "vllm_ngram_log.txt"),
     "vllm-bench, JSON": input_importer("vllm-bench", "vllm_bench.json", JSON),
@@ -148,8 +146,6 @@ IMPORTERS = {
     "llamacpp-responses, by depth": input_importer("llamacpp-responses", "draft_by_depth.jsonl", JSON),
     "sglang-bench": input_importer("sglang-bench", "sglang_bench.txt"),
     "sglang-bench, JSON": input_importer("sglang-bench", "sglang_bench.jsonl"),
-    "acceptance-csv": input_importer("acceptance-csv", "acceptance.csv"),
-    "deepspec": input_importer("deepspec", "deepspec.txt"),
     "sweep": importer_of("sweep", "K,batch,tok/s,accept length\n0,1,50,\n1,1,75,1.7\n3,1,90,2.3\n"),
     "accept-lengths": lines_importer("accept-lengths", *[{"choices": [{"accept_lengths": [1, 4, 2]}]}] * 2),
     "accept-lengths, of EAGLE": lines_importer("accept-lengths", *EAGLE),

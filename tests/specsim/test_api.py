@@ -127,7 +127,6 @@ def shown_results() -> list[type]:
             ("learn.predict", "Run"),
             ("learn.predict", "PolicyPrediction"),
             ("learn.tune", "TuneResult"),
-            ("learn.tune", "CrossValidation"),
             ("compare.leaderboard", "Board"),
             ("trace.trace", "Trace"),
             ("replaying.rounds", "RoundLog"),
@@ -140,7 +139,7 @@ def test_every_result_is_a_frame_and_what_it_shows_is_documented() -> None:
         assert inspect.getdoc(kind.to_frame), kind
         if plot := getattr(kind, "plot", None):
             assert inspect.getdoc(plot), kind
-    assert [hasattr(kind, "plot") for kind in shown_results()] == [True, False, True, True, True, False, False]
+    assert [hasattr(kind, "plot") for kind in shown_results()] == [True, False, True, True, False, False]
 
 
 @pytest.mark.parametrize("name", ["learn.predict.Run", "learn.tune.TuneResult"])
@@ -167,8 +166,6 @@ def test_frames_hold_the_numbers_of_their_results() -> None:
     assert table["speedup"]["tuned"] == tuned.holdout.speedup.estimate and np.isnan(table["tuned_gains"]["tuned"])
     gain = tuned.references["default"].comparison.difference.estimate
     assert table["tuned_gains"]["default settings"] == gain
-    folded = specsim.cross_validate(trace, cost, "fixed_k", folds=2, trials=4)
-    assert folded.to_frame()["speedup"]["tuned"] == folded.estimate.speedup.estimate
     positions = trace.to_frame()
     assert len(positions) == len(trace.token) and np.array_equal(positions["match_len"], trace.match_len)
 
@@ -242,7 +239,6 @@ def results() -> dict[str, object]:
         "run": run,
         "rounds": run.rounds,
         "tuned": specsim.tune(TRACE, COST, "fixed_k", trials=4),
-        "cross_validated": specsim.cross_validate(TRACE, COST, "fixed_k", folds=2, trials=4),
         "board": specsim.leaderboard(TRACE, COST, policies="fixed_k", trials=4),
         "row": specsim.leaderboard(TRACE, COST, policies="fixed_k", trials=4).rows[0],
         "tree": specsim.read_trace("example:lab-eagle").tree,
@@ -250,13 +246,13 @@ def results() -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", [
-    "prediction", "run", "rounds", "tuned", "cross_validated", "board", "row", "tree"])  # fmt: skip
+    "prediction", "run", "rounds", "tuned", "board", "row", "tree"])  # fmt: skip
 def test_results_are_short(name: str) -> None:
     text = repr(results()[name])
     assert len(text) < 400 and "array(" not in text
 
 
-@pytest.mark.parametrize("name", ["prediction", "tuned", "cross_validated", "board"])
+@pytest.mark.parametrize("name", ["prediction", "tuned", "board"])
 def test_a_notebook_shows_the_table_and_every_remark(name: str) -> None:
     result = results()[name]
     page = result._repr_html_()
@@ -329,7 +325,6 @@ def test_traces_and_costs_by_name_path_text_and_object_are_the_same(folder: Path
             assert specsim.predict(a_trace, a_cost, "fixed_k", k=3).as_dict() == wanted
     assert specsim.replay(folder / "trace", CONSTANT, "fixed_k", k=3).rounds is not None
     assert specsim.tune(folder / "trace", CONSTANT, "fixed_k", **FEW).best.name == "fixed_k"
-    assert specsim.cross_validate(TRACE, CONSTANT, "fixed_k", folds=2, **FEW).folds
     assert specsim.leaderboard(TRACE, CONSTANT, policies=["fixed_k"], **FEW).rows
     joined = specsim.join_traces({"lookup": "example:lab-lookup", "eagle": folder.parent / folder.name / "trace"})
     assert [part.meta["drafter"] for part in joined.parts] == ["prompt-lookup", trace.meta["drafter"]]
@@ -367,7 +362,6 @@ def test_a_class_is_a_policy_everywhere() -> None:
     assert specsim.predict(TRACE, COST, FixedK, k=3) == wanted
     assert specsim.replay(TRACE, COST, FixedK, k=3).speedup == wanted.speedup
     assert specsim.tune(TRACE, COST, FixedK, **FEW) == specsim.tune(TRACE, COST, "fixed_k", **FEW)
-    assert specsim.cross_validate(TRACE, COST, FixedK, folds=2, **FEW).estimate.policy.name == "fixed_k"
     assert specsim.make_policy(FixedK, k=3) == wanted.policy
     learned = specsim.predict(TRACE, COST, specsim.policies()["time_gain"])
     assert learned == specsim.predict(TRACE, COST, "time_gain") and learned.learned_on > 0

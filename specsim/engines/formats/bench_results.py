@@ -1,8 +1,7 @@
-"""Results of benchmarks of servers: vLLM's and SGLang's, as text and as JSON, SpecForge's, speculators' and z-lab's."""
+"""Results of benchmarks of servers: vLLM's and SGLang's, as text and as JSON, and z-lab's."""
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +9,7 @@ from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
-from specsim.acceptance.sources import MOST_COUNT, Counters
-from specsim.cost.roofline.drafters import CLASSES
+from specsim.acceptance.sources import MOST_COUNT
 from specsim.engines import rates
 from specsim.engines.formats.reading import count, json_records, log_lines
 from specsim.engines.formats.records import ImportedRecords, Setup, Skipped
@@ -137,14 +135,12 @@ SGLANG_INVALID = "give what SGLang's bench_serving prints or writes, with 'Accep
 
 
 def read_sglang(paths: Sequence[Path]) -> ImportedRecords:
-    """Read SGLang's bench_serving as text or JSON Lines, and scripts around it (z-lab's, SpecForge's)."""
+    """Read SGLang's bench_serving as text or JSON Lines, and z-lab's script around it."""
     skipped = Skipped()
     if _is_json(paths[0]):
         records = json_records(paths, skipped, invalid=SGLANG_INVALID)
         if any("internal_states" in record for _, record in records):
             return _of_server_info(records[0][1], paths[0], skipped)
-        if any("accept_length" not in record for _, record in records):
-            return _of_specforge([record for _, record in records], paths[0], skipped)
         rows = [record for _, record in records if record.get("accept_length")]
     else:
         rows = [{}]
@@ -230,149 +226,6 @@ def _of_server_info(record: Mapping[str, Any], path: Path, skipped: Skipped) -> 
             info.get("speculative_algorithm") or "",
             info.get("speculative_num_steps"),
         ),
-    )
-
-
-class Metrics(TypedDict):
-    """A run of SpecForge's benchmark."""
-
-    output_throughput: float
-    accept_length: float
-
-
-class Config(TypedDict):
-    """SpecForge's runs of a benchmark with a setting of the server; steps are 0 without speculation."""
-
-    batch_size: int
-    steps: int | None
-    topk: int | None
-    metrics: list[Metrics]
-
-
-def _of_specforge(documents: Sequence[Mapping[str, Any]], path: Path, skipped: Skipped) -> ImportedRecords:
-    """SpecForge's results: configurations of every benchmark, usually the first without speculation."""
-    invalid = f"{SGLANG_INVALID}, or SpecForge's results"
-    lengths: dict[tuple[int, int], list[float]] = {}
-    speeds: dict[tuple[int, int], list[float]] = {}
-    trees = False
-    for document in documents:
-        for name, configs in document.items():
-            if not isinstance(configs, list):
-                continue
-            for config in checked(configs, f"{path}: {name}", list[Config], invalid=invalid):
-                key = config["batch_size"], config["steps"] or 0
-                trees |= (config["topk"] or 0) > 1
-                for metrics in config["metrics"]:
-                    speeds.setdefault(key, []).append(metrics["output_throughput"])
-                    lengths.setdefault(key, []).append(metrics["accept_length"])
-    drafting = {key: float(np.mean(values)) for key, values in lengths.items() if key[1] or min(values) > 1}
-    if not drafting:
-        raise InputError(f"{path} has no run with speculation; {invalid}")
-    batch, k = max(drafting, key=lambda key: key[1])
-    notes = [f"batch {b}, K = {steps}: acceptance length {length:.2f}" for (b, steps), length in drafting.items()]
-    for key, values in speeds.items():
-        base = speeds.get((key[0], 0))
-        if key[1] and base:
-            ratio = float(np.mean(values) / np.mean(base))
-            notes.append(f"batch {key[0]}, K = {key[1]}: measured {ratio:.2f} times as fast as without speculation")
-    return ImportedRecords(
-        None,
-        SGLANG,
-        averages={LENGTH: drafting[batch, k]},
-        notes=tuple(notes),
-        skipped=skipped,
-        instead=SGLANG_INSTEAD,
-        trees=trees,
-        setup=Setup(drafter=str(documents[0].get("model", "")), draft_tokens=k or None, running=float(batch)),
-    )
-
-
-POSITION = re.compile(r"acceptance_at_pos_(\d+)")
-
-
-def read_acceptance_csv(paths: Sequence[Path]) -> ImportedRecords:
-    """Read speculators' acceptance.csv: drafts and rates by position of every subset, which are added."""
-    invalid = "give speculators' acceptance.csv, with num_drafts and acceptance_at_pos_0"
-    skipped = Skipped()
-    parts = []
-    for path in paths:
-        lines = [line for line in log_lines([path], skipped) if line.strip()]
-        for number, row in enumerate(csv.DictReader(lines), start=2):
-            try:
-                rounds, drafted, accepted = (
-                    count(float(row[key]), f"{path}, line {number}: {key}")
-                    for key in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
-                )
-                given = {int(match[1]): row[key] for key in row if key and (match := POSITION.fullmatch(key))}
-                shares = [float(given[i]) for i in range(len(given)) if given[i] not in (None, "")]
-            except (KeyError, TypeError, ValueError, OverflowError):
-                raise InputError(f"{path}, line {number} is not of that file; {invalid}") from None
-            if not rounds:
-                skipped["subsets without a draft"] += 1
-                continue
-            counted = rates.counts_of_rates([rates.Printed(share, 0.5e-3) for share in shares], rounds, accepted)
-            if counted is None:
-                raise InputError(f"{path}, line {number}: its rates do not fit {accepted:,} accepted tokens; {invalid}")
-            parts.append(rates.Part(rounds, drafted, counted, 0))
-    if not parts:
-        raise InputError(f"{paths[0]} holds no row with drafts; {invalid}")
-    counters, notes = rates.sum_of_parts(parts, DETAILED)
-    return ImportedRecords(counters, "vllm", notes=tuple(notes), skipped=skipped)
-
-
-RATE_AT = re.compile(r"accept_rate@(\d+)")
-
-
-def read_deepspec(paths: Sequence[Path]) -> ImportedRecords:
-    """Read the table of DeepSpec's eval.py, and add its rows, one for each dataset.
-
-    accept_len includes the token that the target adds. accept_rate@i, i = 0, 1, ..., is the share of the rounds that
-    proposed token i in which it was accepted.
-    """
-    invalid = "give the table that DeepSpec's eval.py prints, with its header"
-    skipped = Skipped()
-    names: list[str] = []
-    parts: list[tuple[int, list[int]]] = []
-    models: set[tuple[str, str]] = set()
-    for line in log_lines(paths, skipped):
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|" if "|" in line else "\t")]
-        if "#propose" in cells:
-            names, parts, models = cells, [], set()  # eval.py prints the table anew with every row; the last counts
-        elif names and len(cells) == len(names):
-            row = dict(zip(names, cells, strict=True))
-            try:
-                given = {int(match[1]): row[name] for name in names if (match := RATE_AT.fullmatch(name))}
-                rates_at = [float(given[i]) for i in range(len(given)) if given[i] != "-"]
-                samples, output, length = (float(row[name]) for name in ("samples", "out_tokens", "accept_len"))
-                rounds = round((output - samples) / length)  # prefill yields the first token
-            except (KeyError, ValueError, ZeroDivisionError, OverflowError):
-                raise InputError(
-                    f"{paths[0]}: a row of {row.get('dataset')!r:.40} is not of that table; {invalid}"
-                ) from None
-            if not (rounds > 0 and rates_at and all(0 <= rate <= 1 for rate in rates_at)):
-                raise InputError(f"{paths[0]}: a row of {row.get('dataset')!r:.40} is impossible; {invalid}")
-            parts.append(
-                (count(rounds, "rounds"), np.rint(rounds * np.minimum.accumulate(rates_at)).astype(int).tolist())
-            )
-            models.add((row.get("target_model", ""), row.get("draft_model", "")))
-    if not parts:
-        raise InputError(f"{paths[0]} has no row; {invalid}")
-    depth = max(len(accepted) for _, accepted in parts)
-    drafted, accepted = np.zeros(depth, dtype=np.int64), np.zeros(depth, dtype=np.int64)
-    for rounds, accepted_at in parts:
-        drafted[: len(accepted_at)] += rounds
-        accepted[: len(accepted_at)] += accepted_at
-    target, drafter = models.pop() if len(models) == 1 else ("", "")
-    method = next((method for word, method in CLASSES.items() if word in drafter.lower().replace("-", "")), "")
-    note = "rounds follow from output tokens and accept_len, which has two decimals"
-    return ImportedRecords(
-        Counters(drafted, accepted),
-        "benchmark",
-        "accept_len = output tokens of a round, the target's own included; accept_rate@i = rounds that accepted it / "
-        "rounds that proposed it",
-        notes=(note,),
-        skipped=skipped,
-        setup=Setup(target, drafter, method, draft_tokens=depth),
     )
 
 

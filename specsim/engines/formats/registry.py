@@ -81,21 +81,9 @@ FORMATS = {
     ),
     "sglang-bench": Format(
         "bench_results.read_sglang",
-        "SGLang's bench_serving, z-lab's, SpecForge's: averages",
+        "SGLang's bench_serving, z-lab's: averages",
         "",
         mark=r'(?m)^ {0,20}(?:Average )?Accept length:|"(?:avg_spec_)?accept_length"\s*:',
-    ),
-    "acceptance-csv": Format(
-        "bench_results.read_acceptance_csv",
-        "speculators' acceptance.csv",
-        "",
-        mark=r"num_drafts,.{0,400}acceptance_at_pos_0",
-    ),
-    "deepspec": Format(
-        "bench_results.read_deepspec",
-        "the table of DeepSpec's eval.py",
-        "",
-        mark=r"#propose\b.{0,80}accept_len",
     ),
     "sweep": Format("sweep.read_sweep", "your own table: K, batch, tok/s or TPOT, accept length", "tables by hand"),
     "prometheus": Format(
@@ -115,12 +103,6 @@ FORMATS = {
         "SGLang's log: averages",
         "lines of May, October and December 2025",
         mark=r"Decode batch[.,].{0,400}accept len",
-    ),
-    "tensorrt-llm": Format(
-        "tensorrt_llm.read_iterations",
-        "TensorRT-LLM's iteration statistics: sums",
-        "",
-        mark=r'"specDecodingStats"\s*:',
     ),
     "openvino": Format(
         "openvino.read_printed",

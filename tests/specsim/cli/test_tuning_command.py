@@ -15,9 +15,8 @@ import pytest
 import specsim
 from specsim.acceptance.generate import generate, load_model, save_model
 from specsim.cost.model import ConstantCost
-from specsim.learn.search import find_best
 from specsim.learn.settings import SearchSettings
-from specsim.learn.tune import cross_validate_with, tune_on
+from specsim.learn.tune import tune_on
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import CHAIN_POLICIES
@@ -200,22 +199,6 @@ def test_one_object_with_everything_found(tune_command: list[object], trace: Pat
     assert document["search"] == search and document["holdout"]["oracle_regret"] > 0
 
 
-def test_folds_tune_on_everything_and_report_what_was_held_out(tune_command: list[object], trace: Path) -> None:
-    args = ("--policy", "adaedl", "--search", "grid", "--trials", 25, "--folds", 4)
-    document = json_of(call(*tune_command, *args, "--json"))
-    whole = read_trace(trace)
-    folded = cross_validate_with(PricedTrace(whole, COST), AdaEDL, SearchSettings(search="grid", trials=25), folds=4)
-    assert (
-        document["best_params"]
-        == find_best(AdaEDL, PricedTrace(whole, COST), SearchSettings(search="grid", trials=25)).best.settings
-    )
-    assert document["holdout"]["speedup"] == folded.estimate.speedup.as_dict()
-    assert document["holdout"]["output_tokens"] == document["train"]["output_tokens"] == 16 * 60
-    assert [fold["sequences"] for fold in document["folds"]] == [4] * 4
-    code, out, err = call(*tune_command, *args)
-    assert code == 0 and err == "" and "4 folds" in out and "best fixed K" in out
-
-
 def test_tables_are_for_people(tune_command: list[object]) -> None:
     code, out, err = call(*tune_command, "--policy", "max_confidence", "--search", "grid", "--trials", 60)
     assert code == 0 and err == ""
@@ -231,7 +214,6 @@ def test_a_file_keeps_any_number_of_searches(tune_command: list[object], tmp_pat
     assert json_of(call(*args, "--storage", file)) == first
     other = json_of(call(*args, "--seed", 1, "--storage", file))
     assert other == json_of(call(*args, "--seed", 1)) != first
-    json_of(call(*tune_command, "--policy", "fixed_k", "--folds", 2, "--storage", file, "--json"))
     assert {path.name for path in tmp_path.iterdir()} == {"cost.json", file.name}
     file.write_text("not Optuna's")
     assert_refused(call(*args, "--storage", file), file, "not a journal of Optuna's")
@@ -269,16 +251,8 @@ def test_every_policy_can_be_tuned_by_every_search(name: str) -> None:
         assert tuned.references["best_fixed_k"].prediction.policy.name == FixedK.name
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("--folds", 1), "--folds"),
-        (("--folds", 17), "folds=17"),
-        (("--jobs", 0), "--jobs"),
-    ],
-)
-def test_bad_options_are_refused(tune_command: list[object], args: tuple[object, ...], message: str) -> None:
-    assert_refused(call(*tune_command, "--policy", "adaedl", *args), message)
+def test_bad_options_are_refused(tune_command: list[object]) -> None:
+    assert_refused(call(*tune_command, "--policy", "adaedl", "--jobs", 0), "--jobs")
 
 
 TRACE = "example:lab-model"
@@ -304,11 +278,3 @@ def test_a_command_that_names_a_best_says_not_to_speculate(command: tuple[str, .
 def test_the_page_of_a_tuning_says_so(dear: Path) -> None:
     document = json_of(call("specsim", "tune", TRACE, "--cost", str(dear), *FIXED, "--json"))
     assert document["holdout"]["speedup"]["high"] < 1 and SAID in tuning_result(document).verdict
-
-
-def test_a_sweep_says_so_of_each_cell(dear: Path) -> None:
-    cheap = dear.with_name("cheap.json")
-    cheap.write_text('{"s_d": 0.0001, "s_t": 0.01}')
-    out = call("specsim", "sweep", TRACE, "--cost", str(dear), "--cost", str(cheap), *FIXED).out
-    lines = {path.name: next(line for line in out.splitlines() if path.stem in line) for path in (dear, cheap)}
-    assert "slower" in lines["dear.json"] and "faster" in lines["cheap.json"]

@@ -36,7 +36,6 @@ class Right(NamedTuple):
 
 
 RIGHT = {
-    "acceptance.csv": Right("acceptance-csv", (1500, 4500, 1750), [950, 500, 300]),
     "draft_by_depth.jsonl": Right("llamacpp-responses", (80, 240, 119), [60, 37, 22], 0),
     "draft_rounds.jsonl": Right("llamacpp-responses", (40, 120, 60), None, 0),
     "four_lines_log.txt": Right("llamacpp-log", (None, 360, 180)),
@@ -249,20 +248,6 @@ def test_a_table_of_a_sweep(form: str, tmp_path: Path) -> None:
     )
 
 
-def test_specforges_results(tmp_path: Path) -> None:
-    def config(steps: int, length: float, speed: float) -> dict[str, object]:
-        metrics = {"latency": 1.0, "output_throughput": speed, "accept_length": length}
-        return {"batch_size": 4, "steps": steps, "topk": int(steps > 0), "num_draft_tokens": 4, "metrics": [metrics]}
-
-    path = tmp_path / "results.jsonl"
-    path.write_text(json.dumps({"model": "org/head", "mtbench": [config(0, 1.0, 100), config(3, 2.5, 180)]}, indent=4))
-    reading = read_counts(path)
-    assert isinstance(reading.source, Counters)
-    assert reading.setup.draft_tokens == 3 and reading.setup.running == 4 and reading.setup.drafter == "org/head"
-    assert "batch 4, K = 3: measured 1.80 times as fast as without speculation" in reading.notes
-    assert 1 + reading.source.accepted.sum() / reading.source.drafted[0] == pytest.approx(2.5, abs=2e-3)
-
-
 def test_an_acceptance_of_1_is_not_guessed(tmp_path: Path) -> None:
     (tmp_path / "sweep.txt").write_text("K,tok/s,accept\n0,50,\n3,75,1\n")
     with pytest.raises(InputError, match="line 3: an acceptance of 1 may be a length or a rate"):
@@ -354,19 +339,6 @@ def test_acceptance_that_is_not_token_by_token_is_named(rule: str, note: str, tm
     start = f"non-default args: {{'speculative_config': {{'method': 'mtp', 'rejection_sample_method': '{rule}'}}}}\n"
     (tmp_path / "log.txt").write_text(start + (INPUTS / "wrapped_log.txt").read_text())
     assert note in " ".join(read_counts(tmp_path / "log.txt").notes)
-
-
-@pytest.mark.parametrize("pretty", [True, False])
-def test_the_table_of_deepspec(pretty: bool, tmp_path: Path) -> None:
-    """1,000 rounds each: 700, 500, 300 and 600, 300, 100 accepted; 2,500 and 2,000 tokens beside the first ones."""
-    table = (INPUTS / "deepspec.txt").read_text()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "|" in line]
-    text = table if pretty else "\n".join("\t".join(row) for row in rows)
-    (tmp_path / "out.txt").write_text(f"{text}\n{text}")  # printed anew with every row
-    kind, imported = read_any([tmp_path / "out.txt"])
-    assert isinstance(imported.source, Counters) and kind == "deepspec"
-    assert imported.source.drafted.tolist() == [2000] * 3 and imported.source.accepted.tolist() == [1300, 800, 400]
-    assert (imported.setup.model, imported.setup.kind, imported.setup.draft_tokens) == ("Qwen3-8B", "dspark", 3)
 
 
 SPEC_DECODE = """--------------------------------------------------

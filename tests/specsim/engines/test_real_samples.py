@@ -18,7 +18,7 @@ from specsim.engines.formats.records import ImportedRecords
 from specsim.engines.formats.registry import FORMATS, UNTESTED, read_format
 from specsim.engines.import_records import as_counts
 from specsim.io.errors import InputError
-from tests.specsim.engines.test_import import counts_of, rounds_of, sums
+from tests.specsim.engines.test_import import rounds_of, sums
 from tests.support import ROOT
 from tests.support.commands import assert_refused, call
 
@@ -244,11 +244,7 @@ def test_help_and_documentation_say_which_readers_met_no_real_file() -> None:
 
 
 def test_a_reader_that_met_no_real_file_says_so(tmp_path: Path) -> None:
-    lengths = {
-        "iter": 1,
-        "specDecodingStats": {"numDraftTokens": 8, "numAcceptedTokens": 5, "numRequestsWithDraftTokens": 8},
-    }
-    assert any(UNTESTED in note for note in read("tensorrt-llm", tmp_path, json.dumps(lengths)).notes)
+    assert any(UNTESTED in note for note in read("sglang-bench", tmp_path, "Accept length: 2.50\n").notes)
 
 
 META: dict[str, Any] = {  # of a real response: 69 of 231 drafts in 33 passes, 7 drafts beside the root
@@ -321,25 +317,6 @@ def test_averages_of_sglangs_log_and_their_definition(tmp_path: Path) -> None:
     assert "2.17" in text and "sglang-responses" in text
 
 
-def iteration(number: int, rounds: int, drafted: int, accepted: int) -> dict[str, object]:
-    drafts = {"numRequestsWithDraftTokens": rounds, "numDraftTokens": drafted, "numAcceptedTokens": accepted}
-    return {"iter": number, "specDecodingStats": {**drafts, "acceptanceLength": 2.5, "draftOverhead": 0.1}}
-
-
-def test_iterations_of_tensorrt_llm_count_once(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    polls = [iteration(3, 8, 24, 12), iteration(4, 8, 24, 10), iteration(4, 8, 24, 10), iteration(7, 4, 12, 5)]
-    imported = read_lines("tensorrt-llm", path, *polls, {"iter": 5, "specDecodingStats": None})
-    assert imported.source is None and imported.sums == (20, 60, 27)
-    assert [*imported.skipped.values()] == [1, 1] and "1 iterations between" in imported.notes[0]
-    single = read_lines("tensorrt-llm", path, iteration(1, 8, 8, 6), iteration(2, 7, 7, 5))
-    assert (counts_of(single).drafted.tolist(), counts_of(single).accepted.tolist()) == ([15], [11])
-    with pytest.raises(InputError, match="iteration 3 comes twice with other counts"):
-        read_lines("tensorrt-llm", path, iteration(3, 8, 24, 12), iteration(3, 8, 24, 11))
-    with pytest.raises(InputError, match="25 of 24 drafts accepted"):
-        read_lines("tensorrt-llm", path, iteration(3, 8, 24, 25))
-
-
 def test_accept_lengths_with_and_without_the_bonus(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     for extra in (0, 1):
@@ -374,7 +351,7 @@ def test_what_is_written_is_what_other_commands_read(tmp_path: Path) -> None:
     assert read_rounds(rounds).accepted.tolist() == [0, 3, 1] and read_source(rounds)
 
 
-@pytest.mark.parametrize("kind", ["sglang-responses", "tensorrt-llm", "accept-lengths", "aiperf"])
+@pytest.mark.parametrize("kind", ["sglang-responses", "accept-lengths", "aiperf"])
 def test_other_json_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
     for text in ("", "7", "[1]", "{}", '{"a": 1}\n{"a": 2}\n', '{"a": 1}\n{"a": \n{"a": 3}\n', "[{}]"):
         (tmp_path / "a").write_text(text)

@@ -30,7 +30,7 @@ from specsim.learn.search import ASKED, SearchResult, find_best
 from specsim.learn.settings import Search, SearchSettings
 from specsim.learn.space import recorded_limits, search_space
 from specsim.learn.storage import open_study, trace_digest
-from specsim.learn.tune import TuneResult, cross_validate_with, tune_on
+from specsim.learn.tune import TuneResult, tune_on
 from specsim.policy.base import Policy, setting
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.base import ChainPolicy
@@ -48,7 +48,7 @@ from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.report.leaderboard import leaderboard_result
-from specsim.trace.split import fold_sequences, split_sequences
+from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 from tests.specsim.replaying.test_tree_replay import LeafyCost
 from tests.support import ROOT
@@ -191,9 +191,6 @@ def test_what_is_reported_is_the_prediction_of_the_best() -> None:
     result = tune_on(AdaEDL, train, holdout, SearchSettings(search="grid", trials=30, seed=4))
     assert result.holdout == predict_policy(holdout, result.best, seed=4)
     assert result.train == predict_policy(train, result.best, seed=4)
-    folded = cross_validate_with(whole, AdaEDL, SearchSettings(search="grid", trials=16, seed=4), folds=5)
-    assert folded.estimate.oracle_regret > 0
-    assert folded.estimate.output_tokens == 102
 
 
 def test_insignificant_differences_are_warned_of() -> None:
@@ -234,36 +231,6 @@ def test_the_first_ctrl_c_gives_the_best_so_far_and_the_second_aborts(kind: Sear
 
     with pytest.raises(KeyboardInterrupt):  # before there is a result to report
         tuned(Stubborn, stretchy_trace(10, 40))
-
-
-def test_folds_hold_every_sequence_out_once() -> None:
-    whole = PricedTrace(stretchy_trace(15, 80), RampCost())
-    parts, settings = fold_sequences(whole.trace, 4), SearchSettings(trials=30, search="grid")
-    assert sorted(np.concatenate(parts).tolist()) == list(range(15))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    result = cross_validate_with(whole, HuggingFace, settings, folds=4)
-    assert [fold.sequences for fold in result.folds] == [len(part) for part in parts] and not result.interrupted
-    seconds = 0.0
-    for part, fold in zip(parts, result.folds, strict=True):
-        assert fold.search_result == find_best(HuggingFace, whole.select(np.setdiff1d(np.arange(15), part)), settings)
-        seconds += whole.select(part).replay(fold.search_result.best).seconds.sum()
-    assert result.estimate.seconds == pytest.approx(seconds) and result.estimate.output_tokens == 15 * 80
-    assert result.estimate.speedup.low < result.estimate.speedup.estimate < result.estimate.speedup.high
-    assert result.references.keys() == {"runner_up", "default", "best_fixed_k"}
-    json.dumps(result.as_dict(), allow_nan=False)
-    with pytest.raises(InputError, match="folds=16"):
-        fold_sequences(whole.trace, 16)
-
-
-def test_an_interrupted_cross_validation_reports_the_folds_done() -> None:
-    def stop(done: int, total: int) -> None:
-        if done > total / 2:
-            raise KeyboardInterrupt
-
-    whole = PricedTrace(stretchy_trace(8, 40), RampCost())
-    result = cross_validate_with(whole, AdaEDL, SearchSettings(trials=20), folds=4, progress=stop)
-    assert result.interrupted and 2 <= len(result.folds) < 4
-    assert result.estimate.output_tokens == 40 * sum(fold.sequences for fold in result.folds)
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 7])

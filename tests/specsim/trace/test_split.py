@@ -12,7 +12,7 @@ from specsim.acceptance.generate import generate
 from specsim.acceptance.models import IID
 from specsim.io.errors import InputError
 from specsim.trace.files import read_trace, write_trace
-from specsim.trace.split import fold_sequences, split_sequences
+from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
 
@@ -43,9 +43,6 @@ def test_prompts_of_one_file_fall_on_one_side(seed: int) -> None:
     assert not sides[0] & sides[1]
     assert (len(tuning), len(held)) == (12, 6)
     assert sorted([*tuning, *held]) == [*range(18)]
-    for part in fold_sequences(trace, 3, seed=seed):
-        names = [files[sequence] for sequence in part.tolist()]
-        assert sorted(names) == sorted([*set(names)] * 3)
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.667])
@@ -67,8 +64,6 @@ def test_whole_files_come_as_near_to_the_share_as_they_can() -> None:
 def test_one_file_alone_is_not_split() -> None:
     with pytest.raises(InputError, match=r"4 sequences from 1 files cannot be split"):
         split_sequences(trace_of(*"aaaa"))
-    with pytest.raises(InputError, match="folds=3 cannot divide 4 sequences from 2 files"):
-        fold_sequences(trace_of(*"abab"), 3, seed=0)
 
 
 def test_domains_too_small_to_split_are_split_together() -> None:
