@@ -23,7 +23,7 @@ from specsim.cli.options import (
 from specsim.compare.document import TABLES, as_document, table_text, trace_names, write_results
 from specsim.io.settings import argument, setting
 from specsim.policy.base import Policy
-from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows
+from specsim.report.documents import BOARD_COLUMNS, board_rows
 from specsim.report.page import recommendation_text, speculation_text, spread_text, truncated_text
 from specsim.report.table import as_text
 
@@ -47,11 +47,6 @@ class BoardOptions(SplitSettings, BatchSettings, GpuSettings, AcceptSettings):
         None, "Maximum draft length; a list such as 3,7,16 makes a leaderboard each. Default: as deep as recorded."
     )
     replays: int = setting(5, "Replays with different seeds to average over, for policies that draw at random.", low=1)
-    sensitivity: bool = setting(
-        True,
-        "Vary each tuned setting over its range to see its effect.",
-        flag="--sensitivity/--no-sensitivity",
-    )
     out: Path | None = setting(
         None, "Folder for leaderboard.json, leaderboard.csv and report.html; or a paper's table, FILE.tex or FILE.csv."
     )
@@ -112,7 +107,6 @@ def leaderboard(options: BoardOptions) -> Answer:
                 tuning_share=options.tuning_share,
                 replays=options.replays,
                 seed=options.seed,
-                sensitivity=options.sensitivity,
                 jobs=options.jobs or -1,
                 progress=report,
             )
@@ -161,7 +155,7 @@ def _print_combined(group: Mapping[str, Any], traces: int) -> None:
 
 
 def print_board(board: Mapping[str, Any]) -> None:
-    """Print a leaderboard: the ranking, what was skipped, how much each setting matters."""
+    """Print a leaderboard: the ranking, and what was skipped."""
     title = (
         f"{board['trace']}: drafts up to {board['max_draft']}, tuned on {board['sequences']['tuning']} sequences, "
         f"ranked on {board['sequences']['holdout']} held-out ones"
@@ -176,6 +170,3 @@ def print_board(board: Mapping[str, Any]) -> None:
         print(line)
     print_notes(board["warnings"], "warning")
     print_skipped("not on this leaderboard", board["skipped"])
-    if board["sensitivity"]:
-        title = "sensitivity: how much slower the worst value in a setting's range is than the best"
-        print_table(title, *as_text(EFFECT_COLUMNS, effect_rows(board)))

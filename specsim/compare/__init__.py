@@ -1,1 +1,1 @@
-"""Policies compared: leaderboards, sensitivity, sweeps, hardware."""
+"""Policies compared: leaderboards."""

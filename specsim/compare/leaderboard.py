@@ -7,8 +7,7 @@ intervals hold at once (`Simultaneous`), and rows that are not significantly slo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,12 +19,10 @@ from specsim.cost.model import CostModel
 from specsim.io.arrays import Floats, Ints, Strings
 from specsim.io.errors import InputError
 from specsim.io.progress import Counter, Progress
-from specsim.learn.evaluate import MAX_TRUNCATED_SHARE, TRUNCATED, truncated_reason
-from specsim.learn.fit import fit
+from specsim.learn.evaluate import TRUNCATED, truncated_reason
 from specsim.learn.predict import priced
 from specsim.learn.search import best_policy
 from specsim.learn.settings import SearchSettings
-from specsim.learn.space import Axis, recorded_limits, search_space
 from specsim.learn.variants import Form, applicable_variants, fit_counted, label
 from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.base import ChainPolicy
@@ -53,10 +50,6 @@ if TYPE_CHECKING:
 from specsim.replaying.replay import Replay
 from specsim.replaying.rounds import RoundLog
 
-POINTS = 25  # values of a setting that is a float
-MAX_WHOLE_VALUES = 32  # whole numbers that are all tried
-NEAR = 0.01  # speedups that differ by less are as good as equal
-
 
 def leaderboard(
     trace: TraceLike,
@@ -68,7 +61,6 @@ def leaderboard(
     tuning_share: float = 0.5,
     replays: int = 5,
     seed: int = 0,
-    sensitivity: bool = False,
     jobs: int | None = None,
 ) -> Board:
     """Tune every policy on a part of the trace and rank the policies on the held-out part.
@@ -83,8 +75,6 @@ def leaderboard(
         Longest draft; default: as deep as recorded.
     replays : int
         Replays to average over where a policy draws.
-    sensitivity : bool
-        Vary each tuned setting over its range as well.
 
     Returns
     -------
@@ -118,7 +108,6 @@ def leaderboard(
         tuning_share=tuning_share,
         replays=replays,
         seed=seed,
-        sensitivity=sensitivity,
         jobs=jobs or -1,
     )
     return board
@@ -134,7 +123,6 @@ def leaderboards(
     tuning_share: float = 0.5,
     replays: int = 5,
     seed: int = 0,
-    sensitivity: bool = True,
     jobs: int = -1,
     progress: Progress | None = None,
 ) -> list[Board]:
@@ -145,7 +133,6 @@ def leaderboards(
     kinds : policies to compare; default: `default_policies`
     max_drafts : longest drafts in tokens, a board for each; default: the depth of the trace
     replays : number of replays to average over if the policy or the trace is random
-    sensitivity : whether to vary each tuned setting as well
     jobs : threads; -1 for one per core. Does not change the result.
     """
     if len(costs) not in (1, len(traces)):
@@ -156,7 +143,7 @@ def leaderboards(
         raise InputError(f"replays={replays}; give at least 1")
     chosen = list(default_policies(traces.values()).values()) if kinds is None else list(kinds)
     search = SearchSettings(trials=trials, seed=seed, jobs=1)  # policies, not points, go to the threads
-    settings = _Settings(search, tuning_share, [*range(seed, seed + replays)], sensitivity, jobs)
+    settings = _Settings(search, tuning_share, [*range(seed, seed + replays)], jobs)
     boards = []
     for number, (name, trace) in enumerate(traces.items()):
         cost = costs[number % len(costs)]
@@ -171,7 +158,6 @@ class _Settings:
     search: SearchSettings
     tuning_share: float
     seeds: list[int]
-    sensitivity: bool
     jobs: int
 
 
@@ -195,7 +181,7 @@ def _board(
     for kind in kinds:
         compile_kernel(kind)  # once, ahead of the threads
     contest = _Contest(train, holdout, oracle_s, settings)
-    rows, sweeps = contest.run(entries, skipped, progress)
+    rows = contest.run(entries, skipped, progress)
     if not rows:
         why = "; ".join(f"{policy}: {reason}" for policy, reason in skipped)
         raise InputError(f"trace {name} serves none of the policies ({why}); choose others")
@@ -216,7 +202,6 @@ def _board(
         rule_speedup=None if rule_s is None else ratio_interval(holdout.baseline_s, rule_s),
         rows=_ranked(rows, holdout.baseline_s, rule_s),
         skipped=skipped,
-        sweeps=sweeps,
         cost_band=holdout.cost.error_band,
     )
 
@@ -254,28 +239,24 @@ class _Contest:
     oracle_s: Floats
     settings: _Settings
 
-    def run(
-        self, entries: Sequence[Form], skipped: list[tuple[str, str]], progress: Counter | None
-    ) -> tuple[list[Row], list[Sweep]]:
-        """Rows and sweeps of all variants, in threads; those that cannot be judged are added to `skipped`."""
+    def run(self, entries: Sequence[Form], skipped: list[tuple[str, str]], progress: Counter | None) -> list[Row]:
+        """Rows of all variants, in threads; those that cannot be judged are added to `skipped`."""
         from joblib import Parallel, delayed
 
         rows: list[Row] = []
-        sweeps: list[Sweep] = []
         parallel = Parallel(n_jobs=self.settings.jobs, prefer="threads", return_as="generator")
         results = parallel(delayed(self._enter)(*entry) for entry in entries)
-        for done, (row, more) in enumerate(results, start=1):
-            if isinstance(row, str):
-                skipped.append((row, more))
+        for done, result in enumerate(results, start=1):
+            if isinstance(result, Row):
+                rows.append(result)
             else:
-                rows.append(row)
-                sweeps += more
+                skipped.append(result)
             if progress:
                 progress(done, len(entries))
-        return rows, sweeps
+        return rows
 
-    def _enter(self, kind: type[Policy], variant: Variant) -> tuple[Row, list[Sweep]] | tuple[str, str]:
-        """Return the row and sweeps of a variant, or its label and why it cannot be judged."""
+    def _enter(self, kind: type[Policy], variant: Variant) -> Row | tuple[str, str]:
+        """Return the row of a variant, or its label and why it cannot be judged."""
         name = label(kind, variant)
         try:
             policy, truncated_trials = fit_counted(kind, variant, self.train, self.settings.search)
@@ -284,8 +265,7 @@ class _Contest:
             return name, str(error)
         if reason := truncated_reason(self.holdout.trace, row.prediction.truncated_share):
             return name, reason
-        swept = swept_settings(kind, variant) if self.settings.sensitivity else []
-        return row, [sweep(name, policy, setting, self.train, self._speedup) for setting in swept]
+        return row
 
     def _row(self, name: str, policy: Policy, tuned: bool, truncated_trials: int) -> Row:
         train_speedup = self.train.replay(policy, seed=self.settings.search.seed).speedup
@@ -306,11 +286,6 @@ class _Contest:
             speedup=prediction.speedup,
             truncated_trials=truncated_trials,
         )
-
-    def _speedup(self, policy: Policy) -> tuple[float, float]:
-        """Held-out speedup of a policy, and the share of its rounds that the recorded trees are too small for."""
-        total = together(replay_seeds(self.holdout, policy, self.settings.seeds))
-        return total.speedup, summarise(total).truncated_share
 
 
 def kinds_of(entries: Sequence[Form]) -> list[type[Policy]]:
@@ -443,7 +418,6 @@ class Board(Result):
     rule_speedup: Estimate | None
     rows: list[Row]
     skipped: list[tuple[str, str]]
-    sweeps: list[Sweep]
     cost_band: tuple[float, float] | None = None
 
     def __repr__(self) -> str:
@@ -493,8 +467,7 @@ class Board(Result):
         """A sentence where recorded trees were too small to judge policies or settings, else nothing."""
         left_out = [name for name, reason in self.skipped if TRUNCATED in reason]
         partly = [row.label for row in self.rows if row.truncated_trials]
-        partly += [sweep.label for sweep in self.sweeps if sweep.truncated]
-        left_out += [f"some settings of {name}" for name in dict.fromkeys(partly)]
+        left_out += [f"some settings of {name}" for name in partly]
         if not left_out:
             return ""
         return (
@@ -533,95 +506,8 @@ class Board(Result):
             "cost_band": None if self.cost_band is None else list(self.cost_band),
             "unjudged": self.unjudged,
             "skipped": [{"policy": name, "reason": reason} for name, reason in self.skipped],
-            "sensitivity": [s.as_dict() for s in self.sweeps],
             "warnings": self.warnings,
         }
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Speedups over the values of a setting.
-
-    tuned : the setting's own value, where `at_tuned` was reached
-    truncated : values left out, because the recorded trees are too small to judge them
-    """
-
-    label: str
-    policy: str
-    setting: str
-    values: list[Any]
-    speedups: list[float]
-    tuned: Any
-    at_tuned: float
-    log: bool
-    truncated: list[Any]
-
-    @property
-    def spread_percent(self) -> float:
-        """How much slower the worst value is than the best, in percent of the best."""
-        speedups = [*self.speedups, self.at_tuned]
-        return 100 * (1 - min(speedups) / max(speedups))
-
-    @property
-    def near_best(self) -> list[Any]:
-        """The values within 1 % of the best speedup, in the order of the search range."""
-        best = max([*self.speedups, self.at_tuned])
-        return [v for v, speedup in zip(self.values, self.speedups, strict=True) if speedup >= (1 - NEAR) * best]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "spread_percent": self.spread_percent, "near_best": self.near_best}
-
-
-def swept_settings(kind: type[Policy], variant: Variant) -> list[str]:
-    """The settings to vary: searched settings of a tuned variant, or of the first variant where none is tuned."""
-    candidates = [form for form in kind.variants if form.tuned] or list(kind.variants[:1])
-    if variant not in candidates:
-        return []
-    fields = dataclasses.fields(kind)
-    return [field.name for field in fields if field.metadata["tune"] and field.name not in variant.fixed]
-
-
-def sweep(
-    label: str,
-    policy: Policy,
-    setting: str,
-    train: PricedTrace,
-    speedup: Callable[[Policy], tuple[float, float]],
-) -> Sweep:
-    """Sweep a setting of the policy over its search range, where trace and costs serve it.
-
-    speedup : a policy's speedup, and the share of its rounds that asked for more than the recorded trees hold
-
-    What a policy learned from data (its table settings) is learned anew on `train` for every value.
-    """
-    kind = type(policy)
-    own = {key: value for key, value in policy.settings.items() if not isinstance(value, tuple)}
-    axis = next(axis for axis in search_space(kind, {}, recorded_limits(train)).axes if axis.name == setting)
-    judged: list[tuple[Any, float]] = []
-    truncated: list[Any] = []
-    for value in search_values(axis):
-        with suppress(InputError):  # a value that trace or costs cannot serve
-            reached, truncated_share = speedup(fit(kind, {**own, setting: value}, train.trace, train.table()))
-            if truncated_share > MAX_TRUNCATED_SHARE:
-                truncated.append(value)
-            else:
-                judged.append((value, reached))
-    return Sweep(
-        label=label,
-        policy=kind.name,
-        setting=setting,
-        values=[value for value, _ in judged],
-        speedups=[reached for _, reached in judged],
-        tuned=own[setting],
-        at_tuned=speedup(policy)[0],
-        log=axis.log,
-        truncated=truncated,
-    )
-
-
-def search_values(axis: Axis) -> list[Any]:
-    """Values over the search range: all of a choice or a few whole numbers, else an even grid."""
-    return list(axis.values) if axis.values is not None and len(axis.values) <= MAX_WHOLE_VALUES else axis.even(POINTS)
 
 
 def replay_seeds(priced: PricedTrace, policy: Policy, seeds: Sequence[int]) -> list[Replay]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specsim.replaying.rounds import PARTS
-from specsim.report.page import heading, macros, percent, range_text, value_text
+from specsim.report.page import heading, macros, percent
 from specsim.report.table import (
     DIFFERENCE,
     ERROR,
@@ -82,17 +82,6 @@ BOARD_COLUMNS = (
     Column("seeds", "seeds", only=PAGE),
     Column("settings", "settings", only=TERMINAL),
 )
-EFFECT_COLUMNS = (
-    Column("policy", "label"),
-    Column("setting", "setting"),
-    Column("tuned to", "tuned", plain(value_text)),
-    Column("speedup there", "at_tuned", THREE, only=PAGE),
-    Column("best", lambda sweep: max(*sweep["speedups"], sweep["at_tuned"]), THREE, only=PAGE),
-    Column("worst", lambda sweep: min(*sweep["speedups"], sweep["at_tuned"]), THREE, only=PAGE),
-    Column("effect", "spread_percent", plain(lambda percent: f"{percent:.1f} %")),
-    Column("within 1 % of the best", range_text),
-    Column("not judged", lambda sweep: ", ".join(map(value_text, sweep.get("truncated") or ())) or None),
-)
 
 
 def board_rows(board: Mapping[str, Any]) -> list[Row]:
@@ -111,11 +100,6 @@ def board_rows(board: Mapping[str, Any]) -> list[Row]:
         references.append({**rule, "speedup": board["learned_rule_speedup"], "oracle_regret": gap})
     baseline = {"label": "autoregressive", "speedup": 1.0, "tau": 1.0}
     return [*references, *ranked(board["rows"], baseline, "speedup")]
-
-
-def effect_rows(board: Mapping[str, Any]) -> list[Row]:
-    """Rows of `EFFECT_COLUMNS`, the settings that matter most first."""
-    return sorted(board["sensitivity"], key=lambda sweep: -float(sweep["spread_percent"]))
 
 
 FORECAST = Column("forecast", "forecast", SPEEDUP)

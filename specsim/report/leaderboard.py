@@ -1,4 +1,4 @@
-"""The report of a leaderboard: an HTML file with every board, its figures and how much each setting matters."""
+"""The report of a leaderboard: an HTML file with every board and its figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from specsim.io.errors import InputError
 from specsim.report import leaderboard_figures as figures
-from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows, token_s
+from specsim.report.documents import BOARD_COLUMNS, board_rows, token_s
 from specsim.report.page import (
     METRICS,
     Result,
@@ -50,9 +50,6 @@ DEFINITIONS = {
     "reward. The gap to it is what a policy leaves unused; the rule's own gap to the oracle is mostly what no signal "
     "tells. It is a lower bound on the best such rule, so a gap below 0 is possible.",
     "Seeds": "A policy that draws random numbers is averaged over this many replays; others need a single replay.",
-    "Effect of a setting": "How much slower the worst value in the search range is than the best, the other settings "
-    "as they are tuned, and which values come within 1 % of the best: a wide range need not be searched finely. Not "
-    "judged are values that ask for more than the recorded trees hold.",
 }
 
 
@@ -184,19 +181,7 @@ def _board(board: Mapping[str, Any], name: str, *, alone: bool) -> list[str]:
             "cell, except at the ends of outputs.",
         ),
     ]
-    if board["sensitivity"]:
-        shown.append(
-            (
-                "How much each setting matters",
-                figures.sensitivity(board, name),
-                "Held-out speedup as a setting moves over its search range, the others as tuned; the dot is the "
-                "tuned value, the green line the leader, the dashed line autoregressive decoding. A flat line means "
-                "that the setting need not be tuned.",
-            )
-        )
     parts.append(stack(figure("wide", *texts) for texts in shown))
-    if board["sensitivity"]:
-        parts += [heading("How much each setting matters", 3), as_html("effect", EFFECT_COLUMNS, effect_rows(board))]
     return parts
 
 

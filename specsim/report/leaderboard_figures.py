@@ -6,16 +6,13 @@ oracle, in every figure.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from specsim.io.arrays import IntArray
 from specsim.report import drawing
@@ -29,8 +26,6 @@ PARTS = (  # key, legend, color
     ("verify", "verification", "#9cc9e8"),
     ("other", "rest of the round", "#c9ced6"),
 )
-LINES = (("#0072b2", "-"), ("#d55e00", (0, (5, 1.5))), ("#007a5a", (0, (1, 1.2))), ("#7a6fac", "-."))
-PANELS_PER_LINE = 4
 BOARD_COLORS = ("#0072b2", "#d55e00", "#007a5a", "#7a6fac", "#56b4e9", "#1f2328")
 MOST_CELLS = 21  # of a line, before numbers of tokens share cells
 
@@ -151,31 +146,6 @@ def time_per_token(board: Mapping[str, Any], name: str) -> str:
 
 
 @drawing.styled()
-def sensitivity(board: Mapping[str, Any], name: str) -> str:
-    """A panel per policy and setting: speedup over the setting's search range, a line per form of the policy."""
-    ordered = sorted(board["sensitivity"], key=lambda s: (s["policy"], s["setting"]))  # stable: forms in their order
-    panels = [list(group) for _, group in groupby(ordered, key=lambda s: (s["policy"], s["setting"]))]
-    lines = math.ceil(len(panels) / PANELS_PER_LINE)
-    figure = Figure(figsize=(drawing.WIDE, 2.75 * lines + 0.2), layout="constrained")
-    figure.get_layout_engine().set(hspace=0.06, wspace=0.03)  # type: ignore[union-attr, call-arg]
-    grid = figure.subplots(lines, PANELS_PER_LINE, sharey=True, squeeze=False).ravel()
-    best = board["rows"][0]["speedup"]["estimate"]
-    for axes, panel in zip(grid, panels, strict=False):
-        axes.axhline(1, **drawing.DASHED)
-        axes.axhline(best, color=LEADING, linewidth=1, alpha=0.6)
-        for sweep, (color, dash) in zip(panel, LINES * len(panel), strict=False):
-            _sweep_line(axes, sweep, color, dash)
-        axes.set_title(f"{panel[0]['policy']}\n{panel[0]['setting']}", linespacing=1.3)
-        if len(panel) > 1:
-            axes.legend(fontsize=8, handlelength=1.8, labelspacing=0.2, loc="best")
-    for axes in grid[len(panels) :]:
-        axes.set_visible(False)
-    for axes in grid[::PANELS_PER_LINE]:
-        axes.set_ylabel("speedup")
-    return drawing.svg(figure, f"{name}-sensitivity", "Speedup over the range of each setting")
-
-
-@drawing.styled()
 def side_by_side(columns: Sequence[str], labels: Sequence[str], speedups: Sequence[Sequence[float | None]]) -> str:
     """Draw a line per policy, a mark per board. speedups : [policy][board], None where it did not run."""
     figure, axes, y = drawing.rows_figure(labels, 1.4 + 0.3 * len(labels), margin=0.7)
@@ -210,26 +180,3 @@ def _margin_heading(axes: Axes, text: str) -> None:
 
 def _color(row: Row, rows: Sequence[Row]) -> str:
     return LEADING if row is rows[0] or row["tied_with_leader"] else BEHIND
-
-
-def _sweep_line(axes: Axes, sweep: Mapping[str, Any], color: str, dash: Any) -> None:
-    """Draw a form's line with a dot at its tuned value; choices are places on the axis."""
-    label = sweep["label"].split(", ", 1)[-1]
-    values = sweep["values"]
-    if isinstance(sweep["tuned"], (str, bool)):
-        places = list(range(len(values)))
-        axes.plot(places, sweep["speedups"], "o", color=color, markersize=4, label=label, linestyle=dash, linewidth=1)
-        axes.set_xticks(places, [str(v).replace("_", "\n") for v in values], fontsize=8)
-        axes.plot(values.index(sweep["tuned"]), sweep["at_tuned"], "o", color=color, markersize=8, **drawing.DOT)
-        axes.set_xlim(-0.5, len(values) - 0.5)
-        return
-    joined = sorted({**dict(zip(values, sweep["speedups"], strict=True)), sweep["tuned"]: sweep["at_tuned"]}.items())
-    axes.plot(*zip(*joined, strict=True), color=color, linestyle=dash, linewidth=1.6, label=label)
-    (dot,) = axes.plot(sweep["tuned"], sweep["at_tuned"], "o", color=color, markersize=7, zorder=4, **drawing.DOT)
-    drawing.add_tooltips(dot, [f"{sweep['label']}, {sweep['setting']} = {sweep['tuned']:.4g}: {sweep['at_tuned']:.3f}"])
-    if sweep["log"]:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.minorticks_off()
-    elif isinstance(sweep["tuned"], int):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))

@@ -340,13 +340,3 @@ def signed_percent(value: float) -> str:
 def value_text(value: Any) -> str:
     """Write a setting's value with at most three digits."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def range_text(sweep: Mapping[str, Any]) -> str:
-    """List the values of a sweep that come within 1 % of its best speedup."""
-    near = sweep["near_best"]
-    if not near:  # only the tuned value, between two of the grid
-        return value_text(sweep["tuned"])
-    if isinstance(near[0], (str, bool)):
-        return ", ".join(map(str, near))
-    return value_text(near[0]) if len(near) == 1 else f"{value_text(near[0])} to {value_text(near[-1])}"

@@ -49,7 +49,6 @@ def boards_of(folder: Path, config: Config, progress: Progress) -> dict[str, Any
             tuning_share=config["tuning_share"],
             replays=config["replay_seeds"],
             seed=config["seed"],
-            sensitivity=False,
             progress=progress,
         )
         rows = [row for row in ranked.as_dict()["rows"] if row["truncated_share"] <= MOST_TRUNCATED]

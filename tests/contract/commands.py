@@ -197,13 +197,10 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
     """,
     ("board", (TOLERANCE, "")): """
         leaderboard of two traces: specsim leaderboard {chains} {rejection} --cost {profile} --cost {constant} {TWO}
-            --policy beta_ts --trials 6 --replays 2 --max-draft-tokens 3,6 --tuning-share 0.4 --seed 1 --no-sensitivity
-        leaderboard with sensitivity: specsim leaderboard {trees} --cost {constant} --policy fixed_k --policy cape
-            --trials 6
+            --policy beta_ts --trials 6 --replays 2 --max-draft-tokens 3,6 --tuning-share 0.4 --seed 1
     """,
     ("board", FITTED): """
         leaderboard of all policies: specsim leaderboard {trees} --cost {profile} --trials 5 --replays 2
-            --no-sensitivity
     """,
     ("board", NETWORK): """
         leaderboard of drafters, predicted: realrun board --minutes 0 --out {out} {PAIR} {SHORT}

@@ -122,7 +122,6 @@ def test_the_example_policy_is_tuned(kind: type[ChainPolicy]) -> None:
 def test_the_example_policy_stands_on_the_leaderboard(kind: type[ChainPolicy]) -> None:
     board = leaderboards({"small": small_trace()}, [RampCost()], kinds=[find_policy("fixed_k"), kind], trials=5)[0]
     assert {row.label for row in board.rows} == {"fixed_k, tuned", "fixed_k, K = 4", "prob_floor, tuned"}
-    assert {sweep.setting for sweep in board.sweeps} == {"k", "floor"}
 
 
 def test_the_example_of_a_claim_names_a_case_of_the_benchmark() -> None:

@@ -67,7 +67,7 @@ def test_commands_take_examples(tmp_path: Path) -> None:
     run = json_of(call("specsim", "replay", *named, *fixed))
     held = specsim.predict(specsim.read_trace(TRACE), specsim.read_cost(COST), "fixed_k", k=3)
     assert run["speedup"]["estimate"] == held.speedup.estimate
-    board = json_of(call("specsim", "leaderboard", *named, "--policy", "fixed_k", "--trials", "4", "--no-sensitivity"))
+    board = json_of(call("specsim", "leaderboard", *named, "--policy", "fixed_k", "--trials", "4"))
     assert board["boards"][0]["trace"] == TRACE
     tree = call("specsim", "tree", "search", TRACE, "--nodes", "8", "--json")
     fit = call("specsim", "acceptance", "fit", TRACE, "--model", "iid", "--out", str(tmp_path / "model.json"))

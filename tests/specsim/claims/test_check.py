@@ -136,9 +136,7 @@ def test_an_interval_is_claimed_beside_its_value(trace: specsim.Trace, check_cla
 
 def test_replays_and_draft_limits_are_those_of_a_leaderboard(trace: specsim.Trace, check_claim: CheckClaim) -> None:
     """A policy that draws, averaged over three replays, on the trace as if recorded to five tokens."""
-    (board,) = leaderboards(
-        {"it": trace}, [COST], kinds=[BetaTS], max_drafts=[5], trials=2, replays=3, sensitivity=False, jobs=1
-    )
+    (board,) = leaderboards({"it": trace}, [COST], kinds=[BetaTS], max_drafts=[5], trials=2, replays=3, jobs=1)
     row = next(row for row in board.rows if row.label == "beta_ts, weak prior")
     subject = 'policy = "beta_ts"\nsettings = { alpha0 = 1.0, beta0 = 1.0 }\nmax_draft_tokens = 5\ntuning_share = 0.5\n'
     assert check_claim(f"{subject}replays = 3\nat_least = -9.0").judged == row.prediction.speedup

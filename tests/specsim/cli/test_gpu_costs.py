@@ -15,7 +15,7 @@ TRACE = "example:lab-model"
 COMMANDS = {
     "replay": ("replay", TRACE, "--policy", "fixed_k"),
     "tune": ("tune", TRACE, "--policy", "fixed_k", "--trials", "4"),
-    "leaderboard": ("leaderboard", TRACE, "--policy", "fixed_k", "--trials", "4", "--no-sensitivity"),
+    "leaderboard": ("leaderboard", TRACE, "--policy", "fixed_k", "--trials", "4"),
     "serve schedule": ("serve", "schedule", TRACE, "--batch", "1,8", "--max-draft-tokens", "3"),
     "serve simulate": ("serve", "simulate", TRACE, "--batch", "1,8"),
 }

@@ -7,7 +7,6 @@ import dataclasses
 import io
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,12 @@ from specsim.compare.document import (
     trace_names,
     write_results,
 )
-from specsim.compare.leaderboard import POINTS, Board, leaderboards, learned_rule, search_values, sweep, swept_settings
+from specsim.compare.leaderboard import Board, leaderboards, learned_rule
 from specsim.cost.model import ConstantCost
 from specsim.io.errors import InputError
 from specsim.learn import search
-from specsim.learn.fit import fit
 from specsim.learn.settings import SearchSettings
-from specsim.learn.space import search_space
 from specsim.policy.base import Variant, setting
-from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.registry import POLICIES, make_policy
 from specsim.replaying.intervals import Estimate, paired_difference
@@ -43,7 +39,7 @@ from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.report.leaderboard import render_leaderboard
-from specsim.report.page import range_text, recommendation_text, value_text
+from specsim.report.page import recommendation_text
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 from tests.specsim.report.test_report import Page
@@ -177,9 +173,7 @@ def test_forms_and_reasons_are_all_there(board: Board) -> None:
 
 
 def test_tuning_never_sees_the_held_out_part(trace: Trace, board: Board) -> None:
-    other = leaderboards({"spoiled": spoiled(trace)}, [COST], kinds=KINDS[:2], trials=12, replays=3, sensitivity=False)[
-        0
-    ]
+    other = leaderboards({"spoiled": spoiled(trace)}, [COST], kinds=KINDS[:2], trials=12, replays=3)[0]
     settings = {row.label: (row.policy, row.train_speedup) for row in board.rows}
     assert {row.label: (row.policy, row.train_speedup) for row in other.rows}.items() <= settings.items()
     assert other.rows[0].prediction.v_d == 0.0
@@ -199,9 +193,7 @@ def test_differences_to_the_leader_hold_at_once_and_insignificant_ones_are_marke
         assert row.as_dict()["speedup"] == row.speedup.as_dict()
         assert row.tied == (row.to_leader.difference.low <= 0)
     assert any(row.tied for row in board.rows)
-    dear = leaderboards(
-        {"more": honest_trace(sequences=80)}, [ConstantCost(0.5, 1.0)], kinds=KINDS[:1], trials=8, sensitivity=False
-    )[0]
+    dear = leaderboards({"more": honest_trace(sequences=80)}, [ConstantCost(0.5, 1.0)], kinds=KINDS[:1], trials=8)[0]
     assert not all(row.tied for row in dear.rows[1:])
 
 
@@ -230,7 +222,7 @@ def test_a_trace_cut_short_is_the_trace_with_shorter_drafts(trace: Trace) -> Non
 
 
 def test_a_board_per_maximal_draft_leaves_out_what_drafts_longer(trace: Trace) -> None:
-    boards = leaderboards({"a": trace}, [COST], kinds=KINDS[:1], max_drafts=[3, 8], trials=8, sensitivity=False)
+    boards = leaderboards({"a": trace}, [COST], kinds=KINDS[:1], max_drafts=[3, 8], trials=8)
     assert [board.max_draft for board in boards] == [3, 8]
     assert [len(board.rows) for board in boards] == [1, 2]
     assert "4 is more than the 3 tokens" in dict(boards[0].skipped)["fixed_k, K = 4"]
@@ -250,7 +242,7 @@ def test_the_answer_depends_on_nothing_but_its_arguments(trace: Trace, board: Bo
 def test_several_traces_are_combined_by_geometric_mean_and_rank(trace: Trace) -> None:
     traces = {"first": trace, "second": honest_trace(1, sequences=10)}
     costs = [COST, ConstantCost(1e-3, 2e-3)]
-    boards = leaderboards(traces, costs, kinds=KINDS[:2], trials=6, sensitivity=False)
+    boards = leaderboards(traces, costs, kinds=KINDS[:2], trials=6)
     assert [board.trace for board in boards] == ["first", "second"]
     standings = combined(boards)
     assert len(standings) == 4
@@ -259,7 +251,7 @@ def test_several_traces_are_combined_by_geometric_mean_and_rank(trace: Trace) ->
         assert standing.ranks == [place + 1 for place in places] and standing.mean_rank == np.mean(standing.ranks)
         speedups = [board.rows[place].prediction.speedup.estimate for board, place in zip(boards, places, strict=True)]
         assert standing.speedup == pytest.approx(math.sqrt(math.prod(speedups)))
-    alone = leaderboards({"second": traces["second"]}, costs[1:], kinds=KINDS[:2], trials=6, sensitivity=False)
+    alone = leaderboards({"second": traces["second"]}, costs[1:], kinds=KINDS[:2], trials=6)
     assert alone[0].as_dict() == boards[1].as_dict()
 
 
@@ -282,23 +274,7 @@ def test_an_interrupted_search_ends_the_board(trace: Trace, monkeypatch: pytest.
 
     monkeypatch.setattr(search, "_replay_points", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        leaderboards({"a": trace}, [COST], kinds=[POLICIES["fixed_k"]], trials=4, sensitivity=False, jobs=1)
-
-
-def test_a_sweep_is_the_held_out_speedup_value_by_value(trace: Trace, board: Board) -> None:
-    _, holdout = parts(trace)
-    (lengths,) = [swept for swept in board.sweeps if swept.policy == "fixed_k"]
-    assert lengths.values == list(range(1, 9)) and lengths.setting == "k"
-    for k, speedup in zip(lengths.values, lengths.speedups, strict=True):
-        assert speedup == pytest.approx(
-            predict_policy(PricedTrace(holdout, COST), make_policy("fixed_k", {"k": k})).speedup.estimate
-        )
-    assert lengths.at_tuned == lengths.speedups[lengths.values.index(lengths.tuned)]
-    by_hand = replace(lengths, values=[1, 2, 3], speedups=[1.2, 1.981, 1.97], tuned=2, at_tuned=2.0)
-    assert by_hand.spread_percent == pytest.approx(40) and by_hand.near_best == [2]
-    swept = {(swept.label, swept.setting) for swept in board.sweeps}
-    assert swept >= {("max_confidence, static", "lambda0"), ("beta_ts, tuned", "alpha0"), ("p_min, default", "p_min")}
-    assert not any(label in ("fixed_k, K = 4", "beta_ts, weak prior") for label, _ in swept)
+        leaderboards({"a": trace}, [COST], kinds=[POLICIES["fixed_k"]], trials=4, jobs=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,45 +292,6 @@ class Learner(MaxConfidence):
     def fit(cls, settings: Any, train: Trace, table: Any) -> Learner:
         own = {"table": (float(train.confidence[train.confidence > settings.get("floor", 0.1)].mean()),), **settings}
         return cls(**own)
-
-
-def test_a_sweep_learns_anew_for_every_value(trace: Trace) -> None:
-    train, _ = parts(trace)
-    assert swept_settings(Learner, Learner.variants[0]) == ["floor", "rule"]
-    seen: list[ChainPolicy] = []
-
-    def speedup(policy: ChainPolicy) -> tuple[float, float]:
-        seen.append(policy)
-        return policy.settings["table"][0], 0.0
-
-    tuned = fit(Learner, {"floor": 0.3}, train, None)
-    result = sweep("learner, learned", tuned, "floor", PricedTrace(train, COST), speedup)
-    assert len(result.values) == POINTS and result.speedups == sorted(result.speedups)
-    assert result.speedups[0] < result.at_tuned == tuned.settings["table"][0] < result.speedups[-1]
-    assert all(policy.settings["lambda0"] == tuned.lambda0 for policy in seen)
-    assert sweep("learner, learned", tuned, "rule", PricedTrace(train, COST), speedup).values == ["mean", "median"]
-
-
-def test_search_values_span_the_declared_range() -> None:
-    def values(policy: str, name: str, depth: int) -> list[Any]:
-        return search_values(
-            next(a for a in search_space(POLICIES[policy], {}, {"depth": depth}).axes if a.name == name)
-        )
-
-    log = values("beta_ts", "alpha0", 8)
-    assert len(log) == POINTS and np.ptp(np.diff(np.log(log))) < 1e-9
-    assert (log[0], log[-1]) == pytest.approx((0.1, 2000.0))
-    assert values("fixed_k", "k", 3) == [1, 2, 3]
-    assert values("renewal_stop", "signal", 3) == ["confidence", "entropy", "both", "all"]
-    nodes = values("sparse_tree", "nodes", 3)
-    assert (nodes[0], nodes[-1]) == (1, 64) and 15 <= len(nodes) <= POINTS
-
-
-def test_texts_of_values_and_ranges() -> None:
-    assert (value_text(0.12345), value_text(7), value_text("mean")) == ("0.123", "7", "mean")
-    assert range_text({"near_best": [2, 3, 5], "tuned": 3}) == "2 to 5"
-    assert range_text({"near_best": ["a", "b"], "tuned": "a"}) == "a, b"
-    assert range_text({"near_best": [], "tuned": 0.25}) == "0.25"
 
 
 @pytest.fixture(scope="module")
@@ -461,7 +398,7 @@ def test_without_information_the_rule_is_the_best_fixed_draft_length() -> None:
 def test_a_board_shows_the_gap_to_the_rule_beside_the_gap_to_the_oracle() -> None:
     trace = signalling_trace(honest=True)
     kinds = [POLICIES["fixed_k"], POLICIES["max_confidence"]]
-    options = {"kinds": kinds, "trials": 8, "replays": 1, "sensitivity": False}
+    options = {"kinds": kinds, "trials": 8, "replays": 1}
     (board,) = leaderboards({"t": trace}, [CONSTANT], **options)
     train, held = halves(trace)
     rule = learned_rule(train, SearchSettings(jobs=1))
@@ -477,6 +414,6 @@ def test_a_board_shows_the_gap_to_the_rule_beside_the_gap_to_the_oracle() -> Non
 
 def test_without_signals_there_is_no_rule() -> None:
     bare = generate(IID(0.8), sequences=20, output_tokens=60, depth=8)
-    (board,) = leaderboards({"t": bare}, [CONSTANT], kinds=[POLICIES["fixed_k"]], trials=4, sensitivity=False)
+    (board,) = leaderboards({"t": bare}, [CONSTANT], kinds=[POLICIES["fixed_k"]], trials=4)
     assert board.rule is None and board.as_dict()["learned_rule_speedup"] is None
     assert all(row.rule_gap is None for row in board.rows)

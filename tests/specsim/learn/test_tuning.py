@@ -506,7 +506,7 @@ def test_costs_without_trees_leave_trees_out(trace: Trace) -> None:
             return 0
 
     kinds = [POLICIES[name] for name in ("fixed_k", "vct", "pct")]
-    board = leaderboards({"t": trace}, [Chains(1.0, 9.0)], kinds=kinds, trials=4, sensitivity=False)[0]
+    board = leaderboards({"t": trace}, [Chains(1.0, 9.0)], kinds=kinds, trials=4)[0]
     assert {row.policy.name for row in board.rows} == {"fixed_k"}
     assert {name for name, _ in board.skipped} == {"vct", "pct"} and "tree-nodes" in board.skipped[0][1]
 
@@ -580,17 +580,8 @@ def test_a_board_says_where_trees_could_not_be_judged() -> None:
     published = "eagle2, 50 nodes, depth 6"
     assert published not in [row.label for row in board.rows]
     assert "asks for more than the recorded trees hold" in dict(board.skipped)[published]
-    top_k = next(sweep for sweep in board.sweeps if sweep.setting == "top_k")
-    assert top_k.truncated and not set(top_k.truncated) & set(top_k.values)
     document = as_document(boards[:1], {})
     headline = leaderboard_result(document).verdict
     assert "Trees could not be judged fully" in headline and published in headline
     assert board.warnings[0] in headline
-    _, rest = split_sequences(large)
-    for value, speedup in zip(top_k.values, top_k.speedups, strict=True):
-        policy = dataclasses.replace(
-            next(row.policy for row in board.rows if row.label == "eagle2, tuned"), top_k=value
-        )
-        full = predict_policy(PricedTrace(large.select(rest), COST), policy)
-        assert speedup == pytest.approx(full.speedup.estimate, rel=0.02)
     assert boards[1].unjudged == "" or published not in boards[1].unjudged
