@@ -25,6 +25,7 @@ from specsim.io.settings import Settings, argument, setting
 if TYPE_CHECKING:
     from specsim.cost.model import CostModel
     from specsim.engines.advise import Advice
+    from specsim.engines.by_load import ByLoad
     from specsim.engines.formats.records import ImportedRecords
     from specsim.engines.import_records import Reading
     from specsim.engines.self_sizing import SelfSizing
@@ -134,8 +135,8 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
             print(command)
 
     about = {"kind": KIND, "version": VERSION, "asked": {**_asked(options, costs, requests), "context": context}}
-    printed = {"flags": flags, "commands": commands, "read_as": reading.as_dict(), "by_load": by_load}
-    printed["self_sizing"] = None if sizing is None else sizing._asdict()
+    printed = {"flags": flags, "commands": commands, "read_as": reading.as_dict()}
+    printed |= {"by_load": by_load and by_load._asdict(), "self_sizing": sizing and sizing._asdict()}
     return Answer({**about, **advice.as_dict(), **printed}, show)
 
 
@@ -193,7 +194,7 @@ def _server_commands(advice: Advice, costs: AdviseCosts, kind: str | None, readi
 
 
 def _self_sizing(
-    advice: Advice, cost: CostModel, costs: AdviseCosts, context: int, by_load: dict[str, Any] | None
+    advice: Advice, cost: CostModel, costs: AdviseCosts, context: int, by_load: ByLoad | None
 ) -> tuple[SelfSizing | None, str | None]:
     """Advise on adaptive verification or a K by batch size: vLLM's gain, and the line to print."""
     import numpy as np

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,6 @@ from specsim.cli.command import Answer, command
 from specsim.cli.console import print_table
 from specsim.cli.options import CostSettings, TraceSettings
 from specsim.io.arrays import Floats
-from specsim.io.files import write_text
 from specsim.io.settings import Settings, argument, setting
 from specsim.policy.static_tree.shape import Shape, parents, ranks
 
@@ -45,8 +42,6 @@ class SearchOptions(Settings):
         metavar="ACC.csv|TRACE",
     )
     nodes: int = setting(63, "Nodes of the tree, without the root.", low=1, high=1023)
-    curve_out: Path | None = setting(None, "Write the curve as CSV: nodes,expected_tokens.")
-    figure: Path | None = setting(None, "Draw the curve and the tree, as .png or .svg.")
 
 
 @command(tree)
@@ -62,17 +57,13 @@ def search(options: SearchOptions) -> Answer:
 
     Choices are printed as MEDUSA writes them: a node is the ranks on its path from the root.
 
-    Example: specsim tree search accuracies.csv --nodes 63 --figure tree.svg
+    Example: specsim tree search accuracies.csv --nodes 63
     """
     from specsim.io.errors import InputError
     from specsim.policy.static_tree import shape as tree_shapes
     from specsim.policy.static_tree.search import best_trees, max_tree_nodes, node_accept_probs
 
-    nodes, figure = options.nodes, options.figure
-    if figure is not None:
-        from specsim.report.tree_figures import check_figure, write_search_figure
-
-        check_figure(figure)
+    nodes = options.nodes
     trace, rates = _read_source(options.source)
     if nodes > max_tree_nodes(rates):
         raise InputError(
@@ -81,10 +72,6 @@ def search(options: SearchOptions) -> Answer:
         )
     trees = best_trees(rates, max(nodes, CURVE))
     shape, curve = trees.shape(nodes), trees.expected_tokens
-    if options.curve_out is not None:
-        _write_curve(options.curve_out, curve)
-    if figure is not None:
-        write_search_figure(figure, trees, nodes)
     document: dict[str, Any] = {
         "source": str(options.source),
         "nodes": nodes,
@@ -100,8 +87,6 @@ def search(options: SearchOptions) -> Answer:
     def show() -> None:
         _print_tree(shape, node_accept_probs(rates, shape))
         _print_curve(f"tokens per round, best tree of each size: {options.source}", trees, nodes, trace)
-        for path in filter(None, (options.curve_out, figure)):
-            print(f"written: {path}")
 
     return Answer(document, show)
 
@@ -232,14 +217,6 @@ def _print_tree(shape: tuple[int, ...], probs: Floats) -> None:
 def _powers(largest: int) -> list[int]:
     """1, 2, 4, ... up to this."""
     return [2**k for k in range(largest.bit_length()) if 2**k <= largest]
-
-
-def _write_curve(path: Path, curve: Floats) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["nodes", "expected_tokens"])
-    writer.writerows([nodes, repr(float(tokens))] for nodes, tokens in enumerate(curve))
-    write_text(path, text.getvalue())
 
 
 def drawing(shape: Shape, notes: Sequence[str] | None = None) -> Tree:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 from specsim.cost.batches import DoesNotFit
 from specsim.cost.files import with_batch
@@ -13,14 +13,21 @@ from specsim.io.errors import InputError
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
-def speedups_by_load(speedups: Sequence[float], cost: CostModel, context: int) -> dict[str, Any] | None:
+class ByLoad(NamedTuple):
+    """Speedups by number of requests at once. batches : [B]; speedups : [B], by K as text"""
+
+    batches: list[int]
+    speedups: dict[str, list[float]]
+
+
+def speedups_by_load(speedups: Sequence[float], cost: CostModel, context: int) -> ByLoad | None:
     """Speedup of every K with other numbers of requests at once, up to what fits into memory.
 
     Acceptance is taken not to depend on the load, so that only the costs of a round and of a decoding step change.
 
     speedups : of K = 0, 1, ..., with these costs
 
-    Returns {"batches": [B], "speedups": {K: [B]}}; None for costs without batches.
+    Returns None for costs without batches.
     """
 
     def per_round(model: CostModel) -> list[float]:
@@ -40,4 +47,4 @@ def speedups_by_load(speedups: Sequence[float], cost: CostModel, context: int) -
         batches.append(batch)
         for k, values in enumerate(by_k.values()):
             values.append(speedups[k] * there[k] / here[k])
-    return {"batches": batches, "speedups": by_k} if batches else None
+    return ByLoad(batches, by_k) if batches else None

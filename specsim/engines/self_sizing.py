@@ -8,13 +8,14 @@ more than the position in the draft.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from specsim.cost.batches import BatchCost
 from specsim.cost.linear import LinearCost
 from specsim.cost.model import CostModel
+from specsim.engines.by_load import ByLoad
 from specsim.engines.counted import MAY_ABSTAIN
 from specsim.engines.export import LARGEST_BATCH, schedule_setting
 from specsim.engines.flags import speculative_config, vllm_drafter
@@ -151,17 +152,16 @@ def _steps(rule: AdaptiveVerification, chance: FloatArray) -> tuple[Ints, Floats
     return verified, 1 + np.where(admitted, np.cumprod(chance, axis=2), 0.0).sum(axis=2)
 
 
-def schedule_line(engine: str, by_load: dict[str, Any] | None, drafter: str | None) -> str | None:
+def schedule_line(engine: str, by_load: ByLoad | None, drafter: str | None) -> str | None:
     """Write SGLang's or TensorRT-LLM's schedule of K by batch size in a line; None if one K is best at every load.
 
-    by_load : result of `specsim.engines.by_load.speedups_by_load`; None, too, if that is unknown
+    by_load : None, too, if that is unknown
     """
     if by_load is None:
         return None
-    speedups: dict[str, list[float]] = by_load["speedups"]
     lengths: dict[int, int] = {}
-    for at, batch in enumerate(by_load["batches"]):
-        k = int(max(speedups, key=lambda length: speedups[length][at]))
+    for at, batch in enumerate(by_load.batches):
+        k = int(max(by_load.speedups, key=lambda length: by_load.speedups[length][at]))
         if not lengths or lengths[max(lengths)] != k:
             lengths[batch] = k
     if len(lengths) < 2:

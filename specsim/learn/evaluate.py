@@ -8,7 +8,7 @@ block is fetched from memory once for all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -20,7 +20,7 @@ from specsim.io.arrays import Floats, Ints
 from specsim.io.errors import InputError
 from specsim.io.progress import Counter
 from specsim.learn.fit import fit
-from specsim.policy.base import Policy
+from specsim.policy.base import Policy, Settings
 from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import bind_kernel
@@ -65,7 +65,7 @@ class Evaluator:
         kind: type[Policy],
         priced: PricedTrace,
         *,
-        fixed: Mapping[str, Any] | None = None,
+        fixed: Settings | None = None,
         train: PricedTrace | None = None,
         seed: int = 0,
         jobs: int | None = None,
@@ -85,23 +85,23 @@ class Evaluator:
         """Autoregressive seconds per sequence [S]."""
         return self.priced.baseline_s
 
-    def build(self, points: Sequence[Mapping[str, Any]]) -> list[Policy | InputError]:
+    def build(self, points: Sequence[Settings]) -> list[Policy | InputError]:
         """Build the policy of each point, or the error why trace or costs do not support it."""
         size = math.ceil(len(points) / (4 * self.jobs))
         tasks = [points[i : i + size] for i in range(0, len(points), max(1, size))]
         return [built for part in self._parallel(self._build_all, [(task,) for task in tasks]) for built in part]
 
-    def build_or_raise(self, point: Mapping[str, Any]) -> Policy:
+    def build_or_raise(self, point: Settings) -> Policy:
         """Build the policy of a point; raise InputError if trace or costs do not support it."""
         (policy,) = self.build([point])
         if isinstance(policy, InputError):
             raise policy
         return policy
 
-    def _build_all(self, points: Sequence[Mapping[str, Any]]) -> list[Policy | InputError]:
+    def _build_all(self, points: Sequence[Settings]) -> list[Policy | InputError]:
         return [self._build(point) for point in points]
 
-    def _build(self, point: Mapping[str, Any]) -> Policy | InputError:
+    def _build(self, point: Settings) -> Policy | InputError:
         try:
             policy = fit(self.kind, {**self.fixed, **point}, self.train.trace, self.train.table())
             check_replayable(self.trace, policy)
@@ -110,7 +110,7 @@ class Evaluator:
             return error
         return policy
 
-    def total_seconds(self, points: Sequence[Mapping[str, Any]]) -> tuple[list[Policy | InputError], Floats]:
+    def total_seconds(self, points: Sequence[Settings]) -> tuple[list[Policy | InputError], Floats]:
         """Build the policy of each point, and return its seconds on the whole trace; infinite where it is refused."""
         built = self.build(points)
         total = np.full(len(points), np.inf)
@@ -202,7 +202,7 @@ class Evaluated:
 
 def evaluate_many(
     kind: type[Policy],
-    settings_list: Sequence[Mapping[str, Any]],
+    settings_list: Sequence[Settings],
     priced: PricedTrace,
     *,
     train: PricedTrace | None = None,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specsim.learn.renewal_stop import fit_renewal_stop
-from specsim.policy.base import Policy, build_policy
+from specsim.policy.base import Policy, Settings, build_policy
 from specsim.policy.chain.renewal_stop import RenewalStop
 from specsim.policy.static_tree.rates import rates_of
 from specsim.policy.static_tree.search import best_trees
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specsim.trace.trace import Trace
 
 
-def fit_sparse_tree(kind: type[SparseTree], settings: Mapping[str, Any], train: Trace, table: CostTable) -> SparseTree:
+def fit_sparse_tree(kind: type[SparseTree], settings: Settings, train: Trace, table: CostTable) -> SparseTree:
     """Choose the children of each node with the largest expected number of accepted tokens, unless they are given."""
     policy = build_policy(kind, settings)
     if "children" in settings:
@@ -28,9 +28,7 @@ def fit_sparse_tree(kind: type[SparseTree], settings: Mapping[str, Any], train: 
     return build_policy(kind, {**settings, "children": tuple(map(float, trees.shape(trees.nodes)))})
 
 
-def fit_optimal_tree(
-    kind: type[OptimalTree], settings: Mapping[str, Any], train: Trace, table: CostTable
-) -> OptimalTree:
+def fit_optimal_tree(kind: type[OptimalTree], settings: Settings, train: Trace, table: CostTable) -> OptimalTree:
     """Choose the children of each node with the largest expected speedup, unless they are given."""
     from specsim.policy.static_tree.optimal import optimal_tree, tree_round_cost
 
@@ -50,7 +48,7 @@ FITTERS: dict[type[Policy], Callable[..., Any]] = {
 }
 
 
-def fit(kind: type[P], settings: Mapping[str, Any], train: Trace, table: CostTable) -> P:
+def fit(kind: type[P], settings: Settings, train: Trace, table: CostTable) -> P:
     """Create a policy with these settings, and fit the others to `train` under `table` if it has a fit.
 
     Settings that are given are not fitted.
@@ -66,6 +64,6 @@ def needs_fitting(kind: type[Policy]) -> bool:
     return own or any(base in FITTERS for base in kind.__mro__)
 
 
-def is_fitted(policy: Policy, given: Mapping[str, Any], trace: Trace, table: CostTable) -> bool:
+def is_fitted(policy: Policy, given: Settings, trace: Trace, table: CostTable) -> bool:
     """Tell whether fitting with these given settings would leave the policy unchanged."""
     return not needs_fitting(type(policy)) or fit(type(policy), given, trace, table) == policy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from specsim.cost.files import CostLike, as_cost
 from specsim.io.errors import InputError
 from specsim.learn.fit import fit, is_fitted, needs_fitting
 from specsim.learn.space import cap_depth
-from specsim.policy.base import Policy, build_policy
+from specsim.policy.base import Policy, Settings, build_policy
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import PolicyName, find_policy, make_policy
 from specsim.replaying.expected import expected_replay
@@ -163,7 +162,7 @@ def predict_fitted(
 
 
 def fitted_part(
-    priced: PricedTrace, policy: PolicyName | Policy, settings: Mapping[str, Any], tuning_share: float, seed: int
+    priced: PricedTrace, policy: PolicyName | Policy, settings: Settings, tuning_share: float, seed: int
 ) -> tuple[PricedTrace, Policy, int]:
     """Return the sequences to report on, the fitted policy, and the number of sequences that it learned from."""
     chosen, given = _policy(policy, settings, priced.trace.depth)
@@ -227,7 +226,7 @@ def replay(trace: TraceLike, cost: CostLike, policy: PolicyName | Policy, *, see
     return Run(**vars(both.replay(chosen, seed=seed, log=True)))
 
 
-def _policy(policy: PolicyName | Policy, settings: Mapping[str, Any], depth: int) -> tuple[Policy, dict[str, Any]]:
+def _policy(policy: PolicyName | Policy, settings: Settings, depth: int) -> tuple[Policy, dict[str, Any]]:
     """Return the policy and its given, not learned, settings.
 
     For a name or class: these settings, with drafts no longer than the trace is deep; for an object: all but its

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,7 @@ from specsim.io.arrays import Floats, Ints
 from specsim.io.compiled import njit
 from specsim.io.errors import InputError
 from specsim.learn.calibration import Calibration, Tokens
-from specsim.policy.base import build_policy
+from specsim.policy.base import Settings, build_policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.renewal_stop import RenewalStop
 from specsim.trace.trace import Trace
@@ -278,9 +277,7 @@ def _learn(policy: RenewalStop, train: Trace, table: CostTable) -> RenewalStop:
     return best
 
 
-def fit_renewal_stop(
-    kind: type[RenewalStop], settings: Mapping[str, Any], train: Trace, table: CostTable
-) -> RenewalStop:
+def fit_renewal_stop(kind: type[RenewalStop], settings: Settings, train: Trace, table: CostTable) -> RenewalStop:
     if "thresholds" in settings:
         return build_policy(kind, settings)
     return build_policy(kind, _learn(build_policy(kind, settings), train, table).settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from specsim.learn.settings import DEFAULT_SEARCH, SearchSettings
 from specsim.learn.space import (
     Axis,
     Limits,
-    Settings,
     Space,
     bounded,
     recorded_limits,
@@ -27,7 +26,7 @@ from specsim.learn.space import (
     tuned_fields,
 )
 from specsim.learn.storage import describe_job, job_name, open_study
-from specsim.policy.base import Policy, build_policy
+from specsim.policy.base import Policy, Settings, build_policy
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.switch.one_drafter import OneDrafter
@@ -161,9 +160,8 @@ def _replay_points(
             served = math.isfinite(seconds)
             outcome = TrialState.COMPLETE if served else TrialState.PRUNED  # which is worse than all others
             value, notes = seconds if served else None, {SMALLER: True} if smaller else {}
-            study.add_trial(
-                create_trial(params=point, distributions=distributions, value=value, state=outcome, user_attrs=notes)
-            )
+            told: dict[str, Any] = {"value": value, "state": outcome, "user_attrs": notes}
+            study.add_trial(create_trial(params=dict(point), distributions=distributions, **told))
         progress(len(tried) + len(points), count)
 
 
@@ -244,7 +242,7 @@ def _two_best(
     return policy, None if runner_up is None else evaluator.build_or_raise(runner_up)
 
 
-def fixed_settings(kind: type[Policy], given: Mapping[str, Any], limits: Limits) -> Settings:
+def fixed_settings(kind: type[Policy], given: Settings, limits: Limits) -> Settings:
     """Settings that are not searched: those fixed by the caller, and bounds of the draft without a search range.
 
     Chains draft at most as long as recorded; trees keep their default bounds where the record holds them. Raises

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from specsim.io.errors import InputError
+from specsim.policy.base import Settings
 
 Search = Literal["grid", "optuna"]
 
@@ -30,7 +30,7 @@ class SearchSettings:
     seed: int = 0
     jobs: int | None = None
     storage: Path | None = None
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Settings = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.trials < 1:

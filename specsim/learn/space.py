@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specsim.io.errors import InputError
-from specsim.policy.base import Policy, build_policy
+from specsim.policy.base import Policy, Settings, build_policy
 
 if TYPE_CHECKING:
     from specsim.replaying.priced import PricedTrace
 
-Settings = dict[str, Any]
 APART = 0.1  # floats this share of their range apart count as different settings
 
 
@@ -80,7 +79,7 @@ class Space:
         """The policy's defaults, moved into the ranges."""
         return {axis.name: axis.default for axis in self.axes}
 
-    def around(self, settings: Mapping[str, Any]) -> Space:
+    def around(self, settings: Settings) -> Space:
         """Return the space with these settings, moved into the ranges, as defaults."""
         return Space(tuple(axis.around(settings[axis.name]) for axis in self.axes))
 
@@ -111,7 +110,7 @@ class Space:
         distinct = {tuple(point.values()): point for point in reversed([self.default, *drawn])}
         return list(distinct.values())[::-1][:points]
 
-    def apart(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    def apart(self, a: Settings, b: Settings) -> bool:
         """Tell whether two points differ clearly in any setting."""
         return any(axis.apart(a[axis.name], b[axis.name]) for axis in self.axes)
 
@@ -129,7 +128,7 @@ def recorded_limits(priced: PricedTrace) -> Limits:
     return {"depth": trace.depth, "width": trace.tree.width, "nodes": nodes}
 
 
-def search_space(kind: type[Policy], fixed: Mapping[str, Any], limits: Limits) -> Space:
+def search_space(kind: type[Policy], fixed: Settings, limits: Limits) -> Space:
     """Return the settings with a `tune` range that are not fixed; those that bound a draft stay within the limits."""
     return Space(tuple(_axis(kind, field, fixed, limits) for field in tuned_fields(kind) if field.name not in fixed))
 
@@ -161,7 +160,7 @@ def smaller_trees(kind: type[Policy], space: Space, point: Settings) -> list[Set
     First of ever fewer nodes, then of fewer children of a node as well, down to the ends of the ranges.
     """
     low = {axis.name: int(axis.low) for axis in space.axes if isinstance(axis.values, range)}
-    smaller = []
+    smaller: list[Settings] = []
     for bound in ("nodes", "width"):
         names = [name for name in bounded(kind, {bound: 0}) if name in low]
         while any(point[name] > low[name] for name in names):
@@ -170,7 +169,7 @@ def smaller_trees(kind: type[Policy], space: Space, point: Settings) -> list[Set
     return smaller
 
 
-def _axis(kind: type[Policy], field: dataclasses.Field[Any], fixed: Mapping[str, Any], limits: Limits) -> Axis:
+def _axis(kind: type[Policy], field: dataclasses.Field[Any], fixed: Settings, limits: Limits) -> Axis:
     name, default, log = field.name, field.default, bool(field.metadata["log"])
     if isinstance(default, bool):
         return Axis(name, default, 0, 1, False, (False, True))

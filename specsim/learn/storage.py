@@ -23,7 +23,7 @@ from specsim.cost.model import SPACE
 from specsim.cost.table import context_range
 from specsim.io.errors import InputError
 from specsim.io.files import digest, nested_digest
-from specsim.policy.base import Policy
+from specsim.policy.base import Policy, Settings
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.joined import JoinedTrace
 from specsim.trace.trace import Trace
@@ -79,9 +79,7 @@ def job_name(job: Mapping[str, Any]) -> str:
     return digest(json.dumps(job, sort_keys=True))
 
 
-def describe_job(
-    kind: type[Policy], priced: PricedTrace, fixed: Mapping[str, Any], search: Mapping[str, Any]
-) -> dict[str, Any]:
+def describe_job(kind: type[Policy], priced: PricedTrace, fixed: Settings, search: Mapping[str, Any]) -> dict[str, Any]:
     """Describe everything that determines a search's result, as plain values and digests."""
     return {
         "policy": kind.name,

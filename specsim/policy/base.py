@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from specsim.trace.trace import Trace
 
 Kind = TypeVar("Kind", bound="Policy")
+Settings = Mapping[str, Any]  # values of a policy's settings, by name
 Reads = Literal["nothing", "distribution", "drawn token"]
 DRAWN = frozenset({"prob", "tree"})  # trace columns of the drafted tokens' own probabilities
 DISTRIBUTION = frozenset({"confidence", "entropy_nats", "top10_confidence", "score"})  # known before a token is drawn
@@ -108,7 +109,7 @@ class Variant:
     """A variant of a policy in comparisons: fixed settings, and whether the others are tuned."""
 
     label: str
-    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fixed: Settings = dataclasses.field(default_factory=dict)
     tuned: bool = True
 
 
@@ -153,7 +154,7 @@ class Policy:
             check_setting(self.name, field, getattr(self, field.name))
 
     @classmethod
-    def fit(cls, settings: Mapping[str, Any], train: Trace, table: CostTable) -> Self:
+    def fit(cls, settings: Settings, train: Trace, table: CostTable) -> Self:
         """Make the policy with these settings, and fit its other settings to data and costs if it learns."""
         return build_policy(cls, settings)
 
@@ -162,7 +163,7 @@ class Policy:
         return model
 
     @classmethod
-    def unsearched(cls, trace: Trace) -> dict[str, Any]:
+    def unsearched(cls, trace: Trace) -> Settings:
         """Return values of settings that have no effect on this trace, so that they are not searched."""
         return {}
 
@@ -187,7 +188,7 @@ class Policy:
         return self.Params(*(_number(field, getattr(self, field.name)) for field in dataclasses.fields(self)))
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Settings:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -201,7 +202,7 @@ class Policy:
         return f"{self.name}({', '.join(parts)})"
 
 
-def build_policy(kind: type[Kind], settings: Mapping[str, Any]) -> Kind:
+def build_policy(kind: type[Kind], settings: Settings) -> Kind:
     """Make a policy from settings given as values or as text (the command line's).
 
     Raises InputError for an unknown setting, or a value of the wrong type or out of range.
@@ -209,7 +210,7 @@ def build_policy(kind: type[Kind], settings: Mapping[str, Any]) -> Kind:
     return kind(**parse_settings(kind, settings))
 
 
-def parse_settings(kind: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+def parse_settings(kind: Any, settings: Settings) -> dict[str, Any]:
     """Parse settings of a dataclass with a name, whose `setting` fields they are; InputError for an unknown one."""
     known = {field.name: field for field in dataclasses.fields(kind) if "tune" in field.metadata}
     values: dict[str, Any] = {}

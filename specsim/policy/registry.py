@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from os import PathLike
 from typing import Any
 
 from specsim.io.errors import InputError
 from specsim.io.user_file import is_file_name, plugin, plugin_names, split_file_name
-from specsim.policy.base import Policy, build_policy
+from specsim.policy.base import Policy, Settings, build_policy
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.beta_ts import BetaTS
@@ -152,7 +152,7 @@ CHAIN_POLICIES = {kind.name: kind for kind in KINDS if issubclass(kind, ChainPol
 TREE_POLICIES = {kind.name: kind for kind in KINDS if issubclass(kind, TreePolicy)}
 
 
-def make_policy(policy: PolicyName | Policy, given: Mapping[str, Any] | None = None, /, **settings: Any) -> Policy:
+def make_policy(policy: PolicyName | Policy, given: Settings | None = None, /, **settings: Any) -> Policy:
     """Make a policy.
 
     Parameters

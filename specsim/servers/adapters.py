@@ -135,16 +135,16 @@ class Adapter(NamedTuple):
     shape: Any
     responses: str
     request: dict[str, Any]
-    settings: Callable[[Page], dict[str, Any]]
-    counts: Callable[[Mapping[str, Any]], Counts]
+    settings: Callable[[Page], dict[str, Setting]]
+    counts: Callable[[Chunk], Counts]
 
 
-def _llamacpp_settings(page: Page) -> dict[str, Any]:
+def _llamacpp_settings(page: Page) -> dict[str, Setting]:
     context = page.get("default_generation_settings", {}).get("n_ctx")
     return {"version": str(page["build_info"]), "total_slots": page.get("total_slots"), "n_ctx": context}
 
 
-def _llamacpp_counts(response: Mapping[str, Any]) -> Counts:
+def _llamacpp_counts(response: Chunk) -> Counts:
     timings = response.get("timings") or {}
     return None, timings.get("draft_n"), timings.get("draft_n_accepted")
 
@@ -152,7 +152,7 @@ def _llamacpp_counts(response: Mapping[str, Any]) -> Counts:
 SGLANG_SETTINGS = ("speculative_eagle_topk", "speculative_num_draft_tokens", "tp_size", "dtype", "quantization")
 
 
-def _sglang_settings(page: Page) -> dict[str, Any]:
+def _sglang_settings(page: Page) -> dict[str, Setting]:
     return {
         "version": str(page.get("version", "")),
         "draft_tokens": page.get("speculative_num_steps"),
@@ -161,17 +161,17 @@ def _sglang_settings(page: Page) -> dict[str, Any]:
     }
 
 
-def _sglang_counts(response: Mapping[str, Any]) -> Counts:
+def _sglang_counts(response: Chunk) -> Counts:
     choice = (response.get("choices") or [{}])[0]
     meta = choice.get("meta_info") or (response.get("sglext") or {}).get("spec_tokens_details") or {}
     return meta.get("spec_verify_ct"), meta.get("spec_num_proposed_drafts"), meta.get("spec_num_correct_drafts")
 
 
-def _vllm_settings(page: Page) -> dict[str, Any]:
+def _vllm_settings(page: Page) -> dict[str, Setting]:
     return {"version": str(page["version"])}
 
 
-def _vllm_counts(response: Mapping[str, Any]) -> Counts:
+def _vllm_counts(response: Chunk) -> Counts:
     metrics = (response.get("metrics") or {}).get("speculative_decoding") or {}
     return metrics.get("num_spec_steps"), metrics.get("num_draft_tokens"), metrics.get("num_accepted_draft_tokens")
 

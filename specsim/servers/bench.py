@@ -33,6 +33,7 @@ from specsim.io.errors import InputError
 from specsim.io.files import digest
 from specsim.io.json import checked, from_keys, parse_json
 from specsim.io.progress import Progress
+from specsim.servers.adapters import Chunk
 from specsim.servers.client import Server, connect, recognise, why_silent
 from specsim.servers.document import BASELINE, REPEAT, SPECULATIVE, Arm, ArmName, Bench, Duration, Request
 from specsim.servers.prompts import Prompt, read_prompts
@@ -48,7 +49,7 @@ class _Answers(NamedTuple):
     """What an arm has measured so far; scrapes : metrics before and after every block."""
 
     requests: list[Request]
-    responses: list[dict[str, Any]]
+    responses: list[Chunk]
     seconds: list[float]
     scrapes: list[tuple[str, str]]
 
@@ -203,7 +204,7 @@ class _Kept:
     """An arm's part of a line of the journal."""
 
     requests: list[Request]
-    responses: list[dict[str, Any]]
+    responses: list[Chunk]
     seconds: list[Duration]
     scrapes: list[tuple[str, str]]
 
@@ -311,12 +312,12 @@ def _endless(prompts: list[Prompt]) -> Iterator[Prompt]:
         yield from prompts
 
 
-async def _block(server: Server, prompts: Sequence[Prompt], clients: int) -> list[tuple[Request, dict[str, Any]]]:
+async def _block(server: Server, prompts: Sequence[Prompt], clients: int) -> list[tuple[Request, Chunk]]:
     """Ask all prompts, so many at the same time; answers in the order of the prompts."""
     import httpx2
 
     waiting = iter(enumerate(prompts))
-    answers: dict[int, tuple[Request, dict[str, Any]]] = {}
+    answers: dict[int, tuple[Request, Chunk]] = {}
 
     async def client() -> None:
         for place, prompt in waiting:

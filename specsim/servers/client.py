@@ -19,7 +19,7 @@ from specsim.engines.formats.prometheus import is_counted
 from specsim.engines.import_records import Reading, read_counts
 from specsim.io.errors import InputError
 from specsim.io.json import MAX_BYTES, checked, from_keys, parse_json
-from specsim.servers.adapters import ADAPTERS, Adapter, Chunk, Models
+from specsim.servers.adapters import ADAPTERS, Adapter, Chunk, Models, Usage
 from specsim.servers.document import Request, ServerFacts, arrived_at_once
 from specsim.servers.prompts import Prompt
 
@@ -118,7 +118,7 @@ class Server:
     facts: ServerFacts
     sampling: Mapping[str, Any]
 
-    async def ask(self, prompt: Prompt) -> tuple[Request, dict[str, Any]]:
+    async def ask(self, prompt: Prompt) -> tuple[Request, Chunk]:
         """Stream a response: the request's times and counts, and the last chunk with the engine's counts."""
         url, invalid = self.facts.url, NO_SERVER
         path, key = ("/v1/chat/completions", "messages") if prompt.chat else ("/v1/completions", "prompt")
@@ -126,7 +126,8 @@ class Server:
         body["stream_options"] = {"include_usage": True}
         most_bytes = max(MAX_BYTES, TOKEN_BYTES * int(self.sampling["max_tokens"]))
         times: list[float] = []
-        finish, last, ended, start = "", {}, False, time.perf_counter()
+        last: Chunk = {}
+        finish, ended, start = "", False, time.perf_counter()
         async with self.client.stream("POST", path, json=body) as response:
             if response.status_code != 200:
                 text = b"".join([part async for part in _parts(response, url, MAX_BYTES)]).decode(errors="replace")
@@ -136,17 +137,17 @@ class Server:
                 ended = ended or data == "[DONE]"
                 if not line.startswith("data:") or data == "[DONE]":
                     continue
-                chunk = parse_json(data, f"{url}: a streamed chunk", invalid=invalid)
-                if isinstance(chunk, dict) and chunk.get("error") is not None:
-                    raise InputError(f"{url} answers {str(chunk['error'])[:200]}")
-                chunk = checked(chunk, f"{url}: a streamed chunk", Chunk, invalid=invalid)
+                answer = parse_json(data, f"{url}: a streamed chunk", invalid=invalid)
+                if isinstance(answer, dict) and answer.get("error") is not None:
+                    raise InputError(f"{url} answers {str(answer['error'])[:200]}")
+                chunk: Chunk = checked(answer, f"{url}: a streamed chunk", Chunk, invalid=invalid)
                 for choice in chunk.get("choices") or []:
                     finish = choice.get("finish_reason") or finish
                     if choice.get("text") or any((choice.get("delta") or {}).get(text) for text in TEXTS):
                         times.append(now)
                 if chunk.get("usage"):
                     last = chunk
-        usage = last.get("usage", {})
+        usage: Usage = last.get("usage") or {}
         if "completion_tokens" not in usage:
             if not ended:
                 raise InputError(f"{url} broke off a response; see its log")

@@ -19,7 +19,7 @@ from specsim.acceptance.formulas import mean_tokens_per_round
 from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.io.arrays import Bools, FloatArray, Ints, Seconds
 from specsim.io.errors import InputError
-from specsim.policy.base import check_setting, parse_settings, reads_of, setting
+from specsim.policy.base import Settings, check_setting, parse_settings, reads_of, setting
 from specsim.trace.trace import Trace
 
 State = Any  # of a rule: what it has seen so far
@@ -114,7 +114,7 @@ class DraftLengthRule:
                 check_setting(self.name, field, getattr(self, field.name))
 
     @classmethod
-    def fit(cls, settings: Mapping[str, Any], train: Trace, cost: BatchCost) -> Self:
+    def fit(cls, settings: Settings, train: Trace, cost: BatchCost) -> Self:
         """Make the rule with these settings, given as values or text, and fit the rest to data and costs."""
         return cls(**parse_settings(cls, settings))
 
@@ -242,7 +242,7 @@ class PricedRule(DraftLengthRule):
     cost: BatchCost = dataclasses.field(repr=False)
 
     @classmethod
-    def fit(cls, settings: Mapping[str, Any], train: Trace, cost: BatchCost) -> Self:
+    def fit(cls, settings: Settings, train: Trace, cost: BatchCost) -> Self:
         return cls(cost, **parse_settings(cls, settings))
 
     @cached_property

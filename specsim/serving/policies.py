@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any
 
 from specsim.cost.files import with_batch
 from specsim.cost.model import CostModel
@@ -12,7 +11,7 @@ from specsim.cost.table import context_range
 from specsim.io.errors import InputError
 from specsim.learn.fit import fit, needs_fitting
 from specsim.learn.space import cap_depth
-from specsim.policy.base import Policy, build_policy
+from specsim.policy.base import Policy, Settings, build_policy
 from specsim.policy.registry import PolicyName, find_policy, make_policy
 from specsim.replaying.table import cost_table
 from specsim.serving.costs import batch_cost
@@ -35,7 +34,7 @@ def cost_notes(
 def fit_policies(
     trace: Trace,
     cost: CostModel,
-    requested: Sequence[tuple[PolicyOrRule, Mapping[str, Any]]],
+    requested: Sequence[tuple[PolicyOrRule, Settings]],
     *,
     tuning_share: float,
     seed: int,
@@ -61,7 +60,7 @@ def _learns(kind: type[Policy] | type[DraftLengthRule]) -> bool:
 
 def _ready(
     policy: Policy | DraftLengthRule | type[Policy] | type[DraftLengthRule],
-    settings: Mapping[str, Any],
+    settings: Settings,
     train: Trace,
     cost: CostModel,
 ) -> Policy | DraftLengthRule:
@@ -76,7 +75,7 @@ def _ready(
 
 
 def _resolve(
-    policy: PolicyOrRule, settings: Mapping[str, Any]
+    policy: PolicyOrRule, settings: Settings
 ) -> Policy | DraftLengthRule | type[Policy] | type[DraftLengthRule]:
     """A policy or rule with its settings, or the class of one that has none yet."""
     if isinstance(policy, Policy):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from specsim.cost.batches import Pad
 from specsim.cost.files import CostLike, as_cost
 from specsim.io.progress import Counter, no_progress
+from specsim.policy.base import Settings
 from specsim.replaying.intervals import Estimate, interval_columns, ratio_of_ratios
 from specsim.replaying.result import Result
 from specsim.serving.arrivals import asked_requests
@@ -25,8 +26,6 @@ from specsim.trace.files import TraceLike, read_plain_trace
 from specsim.trace.trace import Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import pandas as pd
 
     from specsim.policy.registry import PolicyName
@@ -379,7 +378,7 @@ def serve_schedule(
     longest = max_draft_tokens or min(8, whole.depth)
     sizes = _several(batches)
     at: list[int | None] = [None] if contexts is None else [*_several(contexts)]
-    named: list[tuple[PolicyOrRule, Mapping[str, Any]]] = [("fixed_k", {"k": k}) for k in range(1, longest + 1)]
+    named: list[tuple[PolicyOrRule, Settings]] = [("fixed_k", {"k": k}) for k in range(1, longest + 1)]
     others = [policies] if isinstance(policies, str | PathLike | type) else policies
     named += [(TurboSpec.name, {"max_draft_tokens": longest}), *((policy, {}) for policy in others)]
     part, arms, learned_on = fit_policies(whole, model, named, tuning_share=tuning_share, seed=seed)
@@ -395,7 +394,7 @@ def _one_policy(
     trace: TraceLike,
     cost: CostLike,
     policy: PolicyOrRule,
-    settings: Mapping[str, Any],
+    settings: Settings,
     share: float,
     seed: int,
     pad: Pad = "none",

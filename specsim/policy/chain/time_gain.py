@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numba as nb
 
-from specsim.policy.base import Variant, build_policy, setting
+from specsim.policy.base import Settings, Variant, build_policy, setting
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.memoryless import update
 
@@ -50,5 +49,5 @@ class TimeGain(ChainPolicy):
     update = staticmethod(update)
 
     @classmethod
-    def fit(cls, settings: Mapping[str, Any], train: Trace, table: CostTable) -> Self:
+    def fit(cls, settings: Settings, train: Trace, table: CostTable) -> Self:
         return build_policy(cls, {"cost_ratio": table.step_ratio, **settings})

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numba as nb
 
-from specsim.policy.base import setting
+from specsim.policy.base import Settings, setting
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.memoryless import initial_state, update
 from specsim.trace.joined import JoinedTrace
@@ -74,6 +74,6 @@ class SwitchPolicy(ChainPolicy):
         return 1
 
     @classmethod
-    def unsearched(cls, trace: Trace) -> dict[str, Any]:
+    def unsearched(cls, trace: Trace) -> Settings:
         drafters = len(trace.parts) if isinstance(trace, JoinedTrace) else 1
         return {} if drafters >= 3 else {"k3": 1, "floor3": 0.0}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numba as nb
 
-from specsim.policy.base import Variant, build_policy, setting
+from specsim.policy.base import Settings, Variant, build_policy, setting
 from specsim.policy.memoryless import initial_state, update
 from specsim.policy.tree.base import TreePolicy
 from specsim.policy.tree.expansion import mark_best
@@ -91,7 +90,7 @@ class PCT(TreePolicy):
     update = staticmethod(update)
 
     @classmethod
-    def fit(cls, settings: Mapping[str, Any], train: Trace, table: CostTable) -> Self:
+    def fit(cls, settings: Settings, train: Trace, table: CostTable) -> Self:
         return build_policy(cls, {"cost_ratio": table.step_ratio, **settings})
 
     @property

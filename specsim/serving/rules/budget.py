@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from specsim.cost.batches import BatchCost
 from specsim.io.arrays import Bools, FloatArray, Ints
-from specsim.policy.base import parse_settings, setting
+from specsim.policy.base import Settings, parse_settings, setting
 from specsim.serving.draft_length import MAX_DRAFT, DraftRounds, Running
 from specsim.serving.rules.survival import Survival, fit_survival
 from specsim.serving.rules.value import MEMORY, Achieved, ValuedRule, best_count, hand_out, likeliest
@@ -59,7 +58,7 @@ class Budget(ValuedRule):
     features = ("prob", "confidence", "entropy_nats")
 
     @classmethod
-    def fit(cls, settings: Mapping[str, Any], train: Trace, cost: BatchCost) -> Self:
+    def fit(cls, settings: Settings, train: Trace, cost: BatchCost) -> Self:
         return cls(cost, fit_survival(train), **parse_settings(cls, settings))
 
     @property

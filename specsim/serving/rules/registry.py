@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from os import PathLike
-from typing import Any
 
 from specsim.cost.batches import BatchCost
 from specsim.io.errors import InputError
 from specsim.io.user_file import is_file_name, split_file_name
 from specsim.learn.space import cap_depth
+from specsim.policy.base import Settings
 from specsim.policy.registry import NAMED
 from specsim.policy.user_file import load_classes
 from specsim.serving.draft_length import DraftLengthRule, TurboSpec
@@ -85,8 +85,6 @@ def find_rule(name: str | PathLike[str]) -> type[DraftLengthRule] | None:
     return kinds[wanted] if wanted else next(iter(kinds.values()))
 
 
-def make_rule(
-    kind: type[DraftLengthRule], settings: Mapping[str, Any], train: Trace, cost: BatchCost
-) -> DraftLengthRule:
+def make_rule(kind: type[DraftLengthRule], settings: Settings, train: Trace, cost: BatchCost) -> DraftLengthRule:
     """Fit a rule to sequences and costs. Its maximum draft length defaults to the recorded depth."""
     return kind.fit({**cap_depth(kind, train.depth), **settings}, train, cost)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 from specsim.cost.batches import SEQUENCES, BatchCost, captured_size
 from specsim.io.errors import InputError
 from specsim.io.json import read_json
-from specsim.policy.base import parse_settings, setting
+from specsim.policy.base import Settings, parse_settings, setting
 from specsim.serving.draft_length import DraftLengthRule, DraftRounds, Running
 from specsim.trace.trace import Trace
 
@@ -64,7 +64,7 @@ class SGLangAdaptive(DraftLengthRule):
         check_config(self.name, self.config, 0)
 
     @classmethod
-    def fit(cls, settings: Mapping[str, Any], train: Trace, cost: BatchCost) -> Self:
+    def fit(cls, settings: Settings, train: Trace, cost: BatchCost) -> Self:
         config, values = read_config(cls.name, settings, DEFAULT, train.depth)
         return cls(config, **parse_settings(cls, values))
 
@@ -138,7 +138,7 @@ def check_config(name: str, config: Mapping[str, Any], least: int) -> None:
 
 
 def read_config(
-    name: str, settings: Mapping[str, Any], default: Mapping[str, Any], depth: int
+    name: str, settings: Settings, default: Mapping[str, Any], depth: int
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """Return the configuration and the other settings. It may be a file; the default is limited to K <= depth."""
     values = dict(settings)

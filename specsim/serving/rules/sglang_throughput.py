@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from specsim.cost.batches import SEQUENCES, BatchCost, captured_size
-from specsim.policy.base import parse_settings, setting
+from specsim.policy.base import Settings, parse_settings, setting
 from specsim.serving.draft_length import DraftRounds, PricedRule, Running
 from specsim.serving.rules.sglang_adaptive import candidates, check_config, padded_batch, read_config
 from specsim.trace.trace import Trace
@@ -52,7 +52,7 @@ class ThroughputAware(PricedRule):
         check_config(self.name, self.config, 1)
 
     @classmethod
-    def fit(cls, settings: Mapping[str, Any], train: Trace, cost: BatchCost) -> Self:
+    def fit(cls, settings: Settings, train: Trace, cost: BatchCost) -> Self:
         config, values = read_config(cls.name, settings, DEFAULT, train.depth)
         return cls(cost, config, **parse_settings(cls, values))
 

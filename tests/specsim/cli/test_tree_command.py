@@ -1,15 +1,13 @@
-"""`specsim tree`: a JSON object, or a tree and tables; figures and curves as files."""
+"""`specsim tree`: a JSON object, or a tree and tables."""
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 from rich.console import Console
 
 from specsim.cli.tree import drawing
@@ -19,7 +17,6 @@ from specsim.policy.static_tree.optimal import optimal_trees, tree_round_cost
 from specsim.policy.static_tree.rates import rates_of
 from specsim.policy.static_tree.search import best_trees, node_accept_probs
 from specsim.replaying.table import cost_table
-from specsim.report.tree_figures import dense_sizes, dense_tokens, layout
 from specsim.trace.files import write_trace
 from tests.support.commands import Result, assert_refused, call, json_of
 from tests.support.tree_cases import drawn_trace
@@ -84,32 +81,12 @@ def test_people_get_the_tree_the_choices_and_a_short_curve(rates_file: Path) -> 
     assert float(rows[4][1]) == pytest.approx(node_accept_probs(RATES, shape).sum(), abs=5e-4)
 
 
-def test_the_curve_is_written_as_csv(rates_file: Path, tmp_path: Path) -> None:
-    path = tmp_path / "new" / "curve.csv"
-    code, out, _ = tree("search", rates_file, "--curve-out", path)
-    assert code == 0 and f"written: {path}" in out
-    rows = list(csv.DictReader(io.StringIO(path.read_text())))
-    assert [int(row["nodes"]) for row in rows] == list(range(121))
-    assert [float(row["expected_tokens"]) for row in rows] == best_trees(RATES, 256).expected_tokens.tolist()
-
-
-def test_figures_are_drawn(rates_file: Path, tmp_path: Path) -> None:
-    for name in ("tree.svg", "again.svg", "tree.png"):
-        assert tree("search", rates_file, "--nodes", 15, "--figure", tmp_path / name)[0] == 0
-    text = (tmp_path / "tree.svg").read_text()
-    assert text == (tmp_path / "again.svg").read_text()
-    assert "The sparse tree of 15 nodes" in text and "Expected tokens per round" in text
-    assert imread(tmp_path / "tree.png").shape[2] == 4
-    assert not list(tmp_path.glob(".*"))
-
-
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
         (("search", "missing.csv"), "missing.csv does not exist"),
         (("search", "{rates}", "--nodes", 121), "room for 120 nodes, not 121"),
         (("search", "{rates}", "--nodes", 0), "--nodes"),
-        (("search", "{rates}", "--figure", "tree.pdf"), "ends neither in .png nor in .svg"),
         (("search", "{cost}"), "header starts with"),
         (("best", "{rates}", "--cost", "{cost}"), "is not a trace"),
     ],
@@ -139,24 +116,6 @@ def test_people_get_the_best_tree_beside_none(trace_folder: Path, cost_file: Pat
     assert code == 0 and err == "" and "choices = [[0]" in out
     rows = [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│") and line.endswith("│")]
     assert rows[:5] == ["no tree", "1", "2", "4", "8"] and sum("*" in row for row in rows) == 1
-
-
-def test_dense_trees_of_the_figure_are_the_cartesian_ones() -> None:
-    sizes = dense_sizes(RATES.shape)
-    assert len(set(sizes)) == len(sizes) and (3, 3, 3, 3) in sizes and (1,) in sizes and (2, 3) not in sizes
-    for size in sizes:
-        shape = shapes.cartesian(size)
-        assert dense_tokens(RATES, size) == (len(shape) - 1, pytest.approx(node_accept_probs(RATES, shape).sum()))
-
-
-def test_a_parent_is_drawn_amid_its_children_and_no_two_nodes_of_a_level_meet() -> None:
-    shape = best_trees(RATES, 40).shape(40)
-    x, depths, parents = layout(shape), shapes.depths(shape), shapes.parents(shape)
-    for node in range(len(shape)):
-        below = x[parents == node]
-        assert not len(below) or x[node] == pytest.approx((below.min() + below.max()) / 2)
-    for depth in range(depths.max() + 1):
-        assert (np.diff(x[depths == depth]) >= 1 - 1e-9).all()
 
 
 def test_a_terminal_without_unicode_gets_the_tree_as_well() -> None:

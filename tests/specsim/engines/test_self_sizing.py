@@ -12,6 +12,7 @@ from scipy.special import expit
 from specsim.cost.files import as_cost
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.engines import self_sizing
+from specsim.engines.by_load import ByLoad
 from specsim.engines.self_sizing import adaptive_verification, schedule_line
 from specsim.serving.rules.adaptive_verification import AdaptiveVerification, log_odds, observations, refitted
 from specsim.trace.files import read_plain_trace
@@ -52,7 +53,7 @@ def test_what_is_not_known_is_not_said() -> None:
     assert adaptive_verification(SURVIVAL, cost, 16, 1000, "prompt-lookup") is None
     assert adaptive_verification(SURVIVAL, as_cost("vllm-llama3.1-8b-eagle3-h100"), 1, 1000, "eagle3") is None
     assert schedule_line("sglang", None, "eagle3") is None
-    assert schedule_line("sglang", {"batches": [1, 2], "speedups": {"0": [1, 1], "1": [2, 2]}}, "eagle3") is None
+    assert schedule_line("sglang", ByLoad([1, 2], {"0": [1, 1], "1": [2, 2]}), "eagle3") is None
 
 
 def test_advise_says_it_in_a_line(tmp_path: Path) -> None:
