@@ -179,7 +179,10 @@ def _rescaled(cost: ProfileCost, factors: Factors) -> ProfileCost:
     """Multiply the times of a profile by factors."""
 
     def times(part: ProfileCost | TreeProfile, sizes: Sequence[int] | Ints) -> dict[str, Any]:
-        of_field = {"verify_s": _by_size(factors.passes, sizes), "autoregressive_s": factors.passes[0]}
+        of_field: dict[str, Floats | float] = {
+            "verify_s": _by_size(factors.passes, sizes),
+            "autoregressive_s": factors.passes[0],
+        }
         if isinstance(part, ProfileCost) and part.refeed_s is not None:
             of_field["refeed_s"] = _by_size(factors.passes, range(1, len(part.refeed_s) + 1))
         return {name: seconds * of_field.get(name, factors.drafting) for name, seconds in _seconds_of(part).items()}
@@ -188,7 +191,7 @@ def _rescaled(cost: ProfileCost, factors: Factors) -> ProfileCost:
     return replace(cost, tree=tree, **times(cost, range(1, len(cost.verify_s) + 1)))
 
 
-def _seconds_of(part: ProfileCost | TreeProfile) -> dict[str, Any]:
+def _seconds_of(part: ProfileCost | TreeProfile) -> dict[str, Floats]:
     """Return the fields that hold seconds, by name."""
     return {name: value for name, value in vars(part).items() if name.endswith("_s") and value is not None}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specsim.cost.roofline.cost import KINDS
@@ -29,7 +29,7 @@ LLAMACPP_TYPES = {
 NAMES = {"vllm": VLLM_METHODS, "sglang": SGLANG_ALGORITHMS}
 WITHOUT_MODEL = ("mtp", "prompt-lookup", "suffix")  # the target's own weights, or none
 # What a method takes beside its model and K. Of vLLM's n-grams the lengths are its own default.
-VLLM_KEYS: dict[str, dict[str, Any]] = {
+VLLM_KEYS: dict[str, dict[str, int]] = {
     "prompt-lookup": {"prompt_lookup_min": 5, "prompt_lookup_max": 5},
     "p-eagle": {"parallel_drafting": True},
     "pard": {"parallel_drafting": True},
@@ -39,7 +39,7 @@ SGLANG_BLOCKS = ("block", "dflash", "dspark")
 PLACEHOLDER = "<drafter>"
 
 
-def generation_config(k: int, p_min: float = 0.0) -> dict[str, Any]:
+def generation_config(k: int, p_min: float = 0.0) -> dict[str, float | str]:
     """Fields of a draft model in transformers: drafts of K tokens, or up to a token with probability below p_min.
 
     The library's own threshold is 0.4, under which few drafts are whole.
@@ -66,7 +66,7 @@ def tensorrt_llm(fields: str) -> str:
     return f"speculative_config: {{{fields}}} (also set decoding_type and model)"
 
 
-def as_arguments(fields: dict[str, Any]) -> str:
+def as_arguments(fields: Mapping[str, object]) -> str:
     """Fields of a configuration as Python arguments."""
     return ", ".join(f"{name}={value!r}" for name, value in fields.items())
 
@@ -98,10 +98,10 @@ def vllm_method(drafter: str) -> str:
     return VLLM_METHODS[kind_of(drafter)]
 
 
-def vllm_drafter(drafter: str, model: str = PLACEHOLDER) -> dict[str, Any]:
+def vllm_drafter(drafter: str, model: str = PLACEHOLDER) -> dict[str, str | int]:
     """vLLM's method, and the model if the method takes one, as keys of the speculative configuration."""
     kind = kind_of(drafter)
-    named: dict[str, Any] = {} if kind in WITHOUT_MODEL else {"model": model}
+    named = {} if kind in WITHOUT_MODEL else {"model": model}
     return {"method": vllm_method(drafter), **named, **VLLM_KEYS.get(kind, {})}
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
+from specsim.io.arrays import Array
 from specsim.io.errors import InputError
 from specsim.io.files import digest
 from specsim.io.json import bounded_lines, parse_json
@@ -152,7 +153,7 @@ def _vocabulary(texts: Sequence[TokenText], depth: int, vocabulary: int | None) 
 
 
 def _as_trace(
-    texts: Sequence[TokenText], rows: Sequence[dict[str, Any]], depth: int, source: str, facts: dict[str, Any]
+    texts: Sequence[TokenText], rows: Sequence[dict[str, Array]], depth: int, source: str, facts: dict[str, Any]
 ) -> Trace:
     """Build the trace of these texts from the columns of each; facts : of the drafter."""
     whole: dict[str, Any] = {name: np.concatenate([columns[name] for columns in rows]) for name in rows[0]}

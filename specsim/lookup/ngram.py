@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from specsim.io.arrays import Array
 from specsim.io.errors import InputError
 from specsim.trace.trace import NO_TOKEN, STEP_LISTS
 
@@ -131,7 +132,7 @@ def proposal_columns(
     proposals: Iterable[tuple[Sequence[int], Sequence[float]]],
     depth: int,
     vocabulary: int,
-) -> dict[str, Any]:
+) -> dict[str, Array]:
     """Build the columns of a trace of a drafter that reads only the text.
 
     Where nothing is proposed, draft_token holds `NO_TOKEN`. There are no ranks of true tokens, since none are ordered.
@@ -140,7 +141,7 @@ def proposal_columns(
         before it are right
     """
     total = len(output)
-    columns: dict[str, Any] = {name: np.zeros((total, depth), dtype) for name, dtype in STEP_LISTS.items()}
+    columns: dict[str, Array] = {name: np.zeros((total, depth), dtype) for name, dtype in STEP_LISTS.items()}
     columns["draft_token"][:] = NO_TOKEN
     match_len = np.zeros(total, np.uint8)
     for t, (drafted, probs) in enumerate(proposals):
@@ -155,7 +156,7 @@ def proposal_columns(
 
 def lookup_columns(
     rule: NgramRule, vocabulary: int, prompt: Sequence[int], output: Sequence[int], depth: int
-) -> dict[str, Any]:
+) -> dict[str, Array]:
     """Build the columns of a trace of this text: the proposals at every output position."""
 
     def proposals() -> Iterator[tuple[list[int], list[float]]]:

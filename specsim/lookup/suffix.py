@@ -16,10 +16,11 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from specsim.io.arrays import Array
 from specsim.io.errors import InputError
 from specsim.lookup.ngram import proposal_columns
 from specsim.trace.trace import MAX_DEPTH
@@ -286,7 +287,7 @@ class SuffixDecoder:
 
 def suffix_columns(
     decoder: SuffixDecoder, vocabulary: int, prompt: Sequence[int], output: Sequence[int], depth: int
-) -> dict[str, Any]:
+) -> dict[str, Array]:
     """Build the columns of a trace of this request, and add it to the decoder."""
 
     def proposals() -> Iterator[tuple[list[int], list[float]]]:

@@ -188,7 +188,7 @@ class Policy:
         return self.Params(*(_number(field, getattr(self, field.name)) for field in dataclasses.fields(self)))
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:

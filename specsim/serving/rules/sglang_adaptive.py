@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -23,15 +23,19 @@ DEFAULT: dict[str, Any] = {
     "32": {"candidate_steps": [0, 1], "down_hysteresis": 0.0},
     "64": {"candidate_steps": [0], "down_hysteresis": 0.0},
 }
-CONSTANTS = {
-    "ema_alpha": 0.2,
-    "update_interval": 5,
-    "warmup_batches": 10,
-    "up_hysteresis": 0.0,
-    "down_hysteresis": -0.25,
-    "ceiling_coeff": 0.0,
-}
 EXAMPLE = 'give such as {"1": {"candidate_steps": [1, 3, 7]}, "32": {"candidate_steps": [0, 1]}}'
+
+
+class Constants(NamedTuple):
+    """Candidates and constants at a batch size, as SGLang's file names them; defaults are SGLang 0.5.23's."""
+
+    candidate_steps: Sequence[int]
+    ema_alpha: float = 0.2
+    update_interval: int = 5
+    warmup_batches: int = 10
+    up_hysteresis: float = 0.0
+    down_hysteresis: float = -0.25
+    ceiling_coeff: float = 0.0
 
 
 class Slot(NamedTuple):
@@ -72,10 +76,10 @@ class SGLangAdaptive(DraftLengthRule):
     def max_draft_tokens(self) -> int:
         return max(max(steps) for steps in candidates(self.config).values())
 
-    def constants(self, size: int) -> dict[str, Any]:
+    def constants(self, size: int) -> Constants:
         """Candidates and constants at a batch size."""
-        shared = {key: value for key, value in self.config.items() if not key.isdigit()}
-        return {**CONSTANTS, **shared, **self.config[str(size)]}
+        given = {**self.config, **self.config[str(size)]}
+        return Constants(**{key: given[key] for key in Constants._fields if key in given})
 
     def initial_state(self) -> dict[int, Slot]:
         slots = {}
@@ -92,31 +96,31 @@ class SGLangAdaptive(DraftLengthRule):
         slot, constants = state[size], self.constants(size)
         accepted, batches = slot.accepted, slot.batches + 1
         if slot.steps > 0:
-            alpha = constants["ema_alpha"]
+            alpha = constants.ema_alpha
             accepted = (1 - alpha) * accepted + alpha * float(rounds.accepted.mean())
-        later = batches - constants["warmup_batches"]
-        if later <= 0 or later % constants["update_interval"]:
+        later = batches - constants.warmup_batches
+        if later <= 0 or later % constants.update_interval:
             return {**state, size: Slot(slot.steps, accepted, batches)}
         return {**state, size: Slot(*moved(slot.steps, accepted, constants), batches)}
 
 
-def moved(steps: int, accepted: float, constants: Mapping[str, Any]) -> tuple[int, float]:
-    """K after a moment of change, and the moving average. constants : see `SGLangAdaptive.constants`"""
-    among = sorted(set(constants["candidate_steps"]))
+def moved(steps: int, accepted: float, constants: Constants) -> tuple[int, float]:
+    """K after a moment of change, and the moving average."""
+    among = sorted(set(constants.candidate_steps))
     place = start = among.index(steps)
     if steps == 0:
         target = among[min(place + 1, len(among) - 1)]
         return target, target - 1.0 if target > 0 and accepted < 0 else accepted
     while place > 0:
         lower = among[place - 1]
-        if accepted > (0.5 if lower == 0 else lower - 0.5) + constants["down_hysteresis"]:
+        if accepted > (0.5 if lower == 0 else lower - 0.5) + constants.down_hysteresis:
             break
         place -= 1
     if place == start:
-        while place < len(among) - 1 and accepted > among[place] - 0.5 + constants["up_hysteresis"]:
+        while place < len(among) - 1 and accepted > among[place] - 0.5 + constants.up_hysteresis:
             place += 1
-    if constants["ceiling_coeff"] > 0:
-        ceiling = max(1, math.ceil(accepted * constants["ceiling_coeff"]))
+    if constants.ceiling_coeff > 0:
+        ceiling = max(1, math.ceil(accepted * constants.ceiling_coeff))
         while place > 0 and among[place] > ceiling and among[place] <= steps:
             place -= 1
     return among[place], accepted

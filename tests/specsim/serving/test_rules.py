@@ -148,7 +148,7 @@ def test_sglang_moves_between_candidates_as_its_source_does() -> None:
     assert moved(1, 0.5, at_eight)[0] == 0 and moved(1, 0.51, at_eight)[0] == 3
     assert moved(0, -1.0, at_eight) == (1, 0.0)  # tries again, from that step's neutral average
     assert moved(0, 0.2, at_eight) == (1, 0.2)
-    assert moved(5, 2.4, {**constants, "ceiling_coeff": 1.0})[0] == 3  # at most ceil(2.4)
+    assert moved(5, 2.4, constants._replace(ceiling_coeff=1.0))[0] == 3  # at most ceil(2.4)
 
 
 def test_sglang_looks_every_five_steps_after_ten() -> None:
