@@ -420,7 +420,7 @@ def _text(value: Any) -> str:
 class EngineOptions(Settings):
     """Settings of the engine's flags, as `export_flags` takes them."""
 
-    engine: str = argument("vllm, sglang, llamacpp, llamacpp-2025 (older option names), tensorrt-llm or transformers.")
+    engine: str = argument("vllm, sglang, llamacpp, tensorrt-llm or transformers.")
     k: int | None = setting(None, "Draft tokens per round; 0: no speculation.", low=0, high=255)
     schedule: str | None = setting(None, "K by batch size instead of --k, such as 1:5,4:3,16:0.", metavar="BATCH:K,...")
     drafter: str | None = setting(

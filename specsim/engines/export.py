@@ -33,9 +33,8 @@ from specsim.serving.draft_length import ScheduledK, as_schedule, schedule_range
 if TYPE_CHECKING:
     from specsim.policy.base import Policy
 
-LLAMACPP_2025 = "llamacpp-2025"  # before its options were renamed
 PER_BATCH = ("vllm", "sglang", "tensorrt-llm")
-STOPS = ("llamacpp", LLAMACPP_2025, "transformers")
+STOPS = ("llamacpp", "transformers")
 LOOKUP = ("vllm", "transformers")
 GENERATION_CONFIG = "generation_config.json"
 LARGEST_BATCH = 512  # of a schedule for vLLM
@@ -72,8 +71,7 @@ def export_flags(
 
     Parameters
     ----------
-    engine : {"vllm", "sglang", "llamacpp", "llamacpp-2025", "tensorrt-llm", "transformers"}
-        "llamacpp-2025" has llama.cpp's options before they were renamed.
+    engine : {"vllm", "sglang", "llamacpp", "tensorrt-llm", "transformers"}
     k : int, optional
         Draft tokens per round; 0 turns speculation off.
     schedule : mapping of int to int, or str, optional
@@ -116,7 +114,7 @@ def export_flags(
     >>> print(specsim.export_flags("vllm", 2, drafter="medusa", model="my/heads").flags)
     --speculative-config '{"method": "medusa", "model": "my/heads", "num_speculative_tokens": 2}'
     """
-    engine = known_name("engine", engine, [*FLAGS, LLAMACPP_2025])
+    engine = known_name("engine", engine, [*FLAGS])
     if model is not None and engine not in NAMES:
         raise InputError(f"{engine} takes no drafter's model in these flags; give it as the engine's own option")
     if drafter is not None and (policy is not None or acceptance is not None or min_ngram or max_ngram):
@@ -170,9 +168,7 @@ def draft_length(
     """
     if p_min:
         _require(engine, STOPS, "has no rule for --p-min")
-    if engine == LLAMACPP_2025 and k:
-        return Setting(f"--draft-max {k} --draft-p-min {p_min:g}")
-    flags = draft_length_flags("llamacpp" if engine == LLAMACPP_2025 else engine, k, drafter)
+    flags = draft_length_flags(engine, k, drafter)
     if engine == "llamacpp" and k and p_min:
         return Setting(llamacpp(f"--spec-draft-n-max {k} --spec-draft-p-min {p_min:g}"))
     if engine == "transformers" and k:

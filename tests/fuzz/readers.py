@@ -115,10 +115,6 @@ VLLM_BENCH = (
     "Per-position acceptance (%):\n  Position 0:        83.39\n"
 )
 EAGLE = [{"choices": [{"idxs": [334, 126], "new_tokens": [1026, 471]}]}] * 2
-VLLM_2024 = (
-    "Speculative metrics: Draft acceptance rate: 0.607, System efficiency: 0.510, Number of speculative tokens: 4, "
-    "Number of accepted tokens: 32594, Number of draft tokens: 53716, Number of emitted tokens: 34244.\n"
-)
 
 
 IMPORTERS = {
@@ -129,7 +125,6 @@ IMPORTERS = {
     "vllm-requests": importer("vllm-requests", "vllm_requests_k3.json", family=JSON),
     "vllm-requests, summary": lines_importer("vllm-requests", SUMMARY, {"metrics": {"speculative_decoding": SUMMARY}}),
     "vllm-log": importer("vllm-log", "vllm_log.txt", slice(1)),
-    "vllm-log, of 2024": importer_of("vllm-log", VLLM_2024),
     "prometheus, llama.cpp": importer("prometheus", "llamacpp_metrics_k3.prom"),
     "prometheus, TensorRT-LLM": importer_of("prometheus", TRT),
     "vllm-bench": importer_of("vllm-bench", VLLM_BENCH),

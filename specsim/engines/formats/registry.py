@@ -65,8 +65,8 @@ FORMATS = {
     "vllm-log": Format(
         "vllm_log.read_vllm_log",
         "vLLM's log; its lines are summed",
-        "logs of vLLM 0.32; lines of 0.5, 0.8 and 0.10",
-        mark=r"SpecDecoding\s{1,20}metrics:|Speculative metrics:",
+        "logs of vLLM 0.32; lines of 0.8 and 0.10",
+        mark=r"SpecDecoding\s{1,20}metrics:",
     ),
     "vllm-dense": Format(
         "vllm_dense.read_dense",

@@ -30,13 +30,8 @@ FIELDS = {
 WORDS = {"accepted": "Accepted", "drafted": "Drafted", "rates": "Per-position acceptance rate"}
 LAST = re.compile(r"Draft acceptance rate: \d+\.\d+%")  # of vLLM's line, which a cut line lacks
 OLD = re.compile(r"Draft acceptance rate: \d+\.\d+%?, Accepted: (\d+) tokens, Drafted: (\d+) tokens")
-OLDER = re.compile(r"Draft acceptance rate: \d+\.\d+, Number of accepted tokens: (\d+), Number of draft tokens: (\d+),")
-OLDEST = re.compile(  # accepted counts tokens behind a rejected token, too, but emitted does not
-    r"Number of speculative tokens: (\d+), Number of accepted tokens: (\d+), Number of draft tokens: (\d+), "
-    r"Number of emitted tokens: (\d+)"
-)
-MARKS = ("SpecDecoding metrics:", "Speculative metrics:")
-MARK = re.compile(r"SpecDecoding\s*(?:metrics:|$)|Speculative metrics:")
+MARKED = "SpecDecoding metrics:"
+MARK = re.compile(r"SpecDecoding\s*(?:metrics:|$)")
 VERSION = re.compile(r"(?:vLLM API server version|LLM engine \(v)\s*(\d[\w.+]*)")
 NOTHING = "Drafted: 0 tokens"
 ONE_SERVER = "give the log of a single server"
@@ -87,7 +82,6 @@ class Lines:
     def __init__(self) -> None:
         self.parts: list[rates.Part] = []
         self.old: list[tuple[int, int]] = []
-        self.oldest: tuple[int, int, int] | None = None
         self.versions: list[str] = []
         self.settings: dict[str, str] = {}
         self.wrapped: list[str] = []
@@ -143,10 +137,8 @@ class Lines:
             self.busy += [self.generating] if self.generating else []
             self.windows.append((seconds, self.generating) if seconds and self.generating else None)
             self.generating = None
-        elif "mean" not in fields and (match := OLD.search(line) or OLDER.search(line)):
+        elif "mean" not in fields and (match := OLD.search(line)):
             self.old.append((count(match[1], "Accepted"), count(match[2], "Drafted")))
-        elif match := OLDEST.search(line):
-            self.oldest = count(match[1], "speculative"), count(match[3], "drafted"), count(match[4], "emitted")
         else:
             return False
         return True
@@ -210,7 +202,7 @@ def read_vllm_log(paths: Sequence[Path]) -> ImportedRecords:
     for line in log_lines(paths, skipped):
         lines.take(line, skipped)
     lines.end(skipped)
-    if sum(map(bool, (lines.parts, lines.old, lines.oldest))) > 1:
+    if lines.parts and lines.old:
         raise InputError(f"the log has lines of several versions of vllm; {ONE_SERVER}")
     version = single_version(lines.versions)
     model, drafter, method, rule = (
@@ -225,23 +217,14 @@ def read_vllm_log(paths: Sequence[Path]) -> ImportedRecords:
         imported = _with_counters(lines.parts, told)
         notes += [VERIFICATION[rule]] if rule in VERIFICATION else []
         return replace(imported, notes=(*imported.notes, *notes))
-    if lines.old:
-        accepted, drafted = (sum(column) for column in zip(*lines.old, strict=True))
-        sums: tuple[int | None, int, int] = None, drafted, accepted
-    elif lines.oldest is not None:  # since the server's start
-        k, drafted, emitted = lines.oldest
-        rounds = drafted // max(k, 1)
-        if rounds * k != drafted or not rounds <= emitted <= rounds + drafted:
-            raise InputError(f"{emitted:,} tokens emitted of {drafted:,} in drafts of {k} is impossible; {ONE_SERVER}")
-        accepted = emitted - rounds
-        sums = rounds, drafted, accepted
-    else:
+    if not lines.old:
         if lines.lacking:
             raise InputError(f"{paths[0]}: {lines.lacking}")
-        raise InputError(f"{paths[0]} holds no line with {' or '.join(MARKS)} give the log of a speculative run")
+        raise InputError(f"{paths[0]} holds no line with {MARKED} give the log of a speculative run")
+    accepted, drafted = (sum(column) for column in zip(*lines.old, strict=True))
     if accepted > drafted:
         raise InputError(f"{accepted} of {drafted} drafted tokens accepted is impossible; {ONE_SERVER}")
-    return replace(imported, sums=sums)
+    return replace(imported, sums=(None, drafted, accepted))
 
 
 def _part(fields: dict[str, str]) -> rates.Part:

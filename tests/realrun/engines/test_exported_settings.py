@@ -106,7 +106,7 @@ def test_llamacpp_takes_every_setting_and_refuses_wrong_ones(asked: Any, tmp_pat
     models = ["-m", "target.gguf", "--spec-draft-model", "draft.gguf", "--spec-type", "draft-simple"]
     beside = [*models, "-t", "1", "-c", "256", "-np", "1", "--port", "0"]
     right = [shlex.split(flags_of(asked, "llamacpp", options)) for options in WRITTEN["llamacpp"]]
-    before = shlex.split(str(json_of(asked("llamacpp-2025", "k p_min", "--json"))["flags"]))
+    before = ["--draft-max", "4", "--draft-p-min", "0.3"]  # options that were renamed
     rising = ["--spec-draft-n-max", "2", "--spec-synth-rates", "0.1,0.9"]
     few = ["--spec-draft-n-max", "3", "--spec-synth-rates", "0.9,0.1"]
     silent = [*(flags for flags in beside if flags not in ("--spec-type", "draft-simple")), *right[0]]

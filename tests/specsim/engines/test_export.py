@@ -53,14 +53,11 @@ def test_one_draft_length_is_that_of_advice() -> None:
     for engine in FLAGS:
         assert draft_length(engine, 4).flags == draft_length_flags(engine, 4)
     assert draft_length("llamacpp", 4).flags == "--spec-draft-n-max 4 (also pass --spec-type and --spec-draft-model)"
-    assert draft_length("llamacpp-2025", 4).flags == "--draft-max 4 --draft-p-min 0"
-    assert draft_length("llamacpp-2025", 0).flags == schedule("vllm", ScheduledK({1: 0}), 8).flags
 
 
 def test_a_draft_that_ends_where_the_draft_model_is_not_sure() -> None:
     also = "(also pass --spec-type and --spec-draft-model)"
     assert draft_length("llamacpp", 4, p_min=0.5).flags == f"--spec-draft-n-max 4 --spec-draft-p-min 0.5 {also}"
-    assert draft_length("llamacpp-2025", 4, p_min=0.5).flags == "--draft-max 4 --draft-p-min 0.5"
     fields = {
         "num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.5,
     }  # fmt: skip

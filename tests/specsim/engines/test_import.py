@@ -165,7 +165,7 @@ PIECES = [
     ("", "#acc rate/pos = (0.1, "), ("", "task 1 | accepted  1/ "), ("task 1 | accepted ", " "), ("build: ", "1"),
     ("", "task 1 | draft acceptance = 0.5 (1 accepted / "), ("", "Decode batch. "), ("Decode batch. ", "accept len: "),
     ("", "SpecDecoding metrics: Per-position acceptance rate: 0.1, "), ("", "Draft acceptance rate: 1.1"),
-    ("SpecDecoding metrics: Per-position acceptance rate: 0.1", ", 0.1"), ("Speculative metrics: ", "Drafted: 1"),
+    ("SpecDecoding metrics: Per-position acceptance rate: 0.1", ", 0.1"), ("SpecDecoding metrics: ", "Drafted: 1"),
     ("", "LLM engine (v"), ("", "Number of accepted tokens: 1, "), ("Drafts:", " "), ("    Position ", "1"),
     ("vllm:spec_decode_num_drafts{", "a"), ("vllm:spec_decode_num_drafts{", '"'), ("vllm:spec_decode{", "} "),
     ("vllm:spec_decode_num_drafts{", 'a="\\"'), ("a: x", " "), ("", "a: "), ("", " "), ("", "a"),
