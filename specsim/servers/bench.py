@@ -45,17 +45,18 @@ DAMAGED = "remove it, or give another --out"
 WARM_UP = 2  # requests of each client that are not measured
 
 
-class _Answers(NamedTuple):
-    """What an arm has measured so far; scrapes : metrics before and after every block."""
+@dataclass(frozen=True)
+class _Answers:
+    """What an arm has measured so far, as the journal keeps it; scrapes : metrics before and after every block."""
 
     requests: list[Request]
-    responses: list[Chunk]
-    seconds: list[float]
+    responses: list[dict[str, Any]]
+    seconds: list[Duration]
     scrapes: list[tuple[str, str]]
 
     def extend(self, other: _Answers) -> None:
-        for own, more in zip(self, other, strict=True):
-            own += more  # type: ignore[operator]
+        for name, values in vars(other).items():
+            getattr(self, name).extend(values)
 
 
 class _Block(NamedTuple):
@@ -180,9 +181,8 @@ class _Journal:
                 raise InputError(f"{path} was measured with {other}; give the former, or another --out")
         for line in lines[1:]:
             block = checked(line, str(path), _JournalLine, invalid=DAMAGED)
-            answers = {name: from_keys(arm, _Kept, str(path), DAMAGED) for name, arm in block["arms"].items()}
             self.blocks[block["clients"], block["number"]] = {
-                name: _Answers(*(getattr(arm, key) for key in _Answers._fields)) for name, arm in answers.items()
+                name: from_keys(arm, _Answers, str(path), DAMAGED) for name, arm in block["arms"].items()
             }
 
     def add(self, block: _Block, arms: dict[ArmName, _Answers]) -> None:
@@ -190,23 +190,13 @@ class _Journal:
         if not self.blocks:
             self._write(self.head)
         self.blocks[block.clients, block.number] = arms
-        kept = {name: asdict(_Kept(*answers)) for name, answers in arms.items()}
+        kept = {name: asdict(answers) for name, answers in arms.items()}
         self._write({"clients": block.clients, "number": block.number, "arms": kept})
 
     def _write(self, line: Mapping[str, Any]) -> None:
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """An arm's part of a line of the journal."""
-
-    requests: list[Request]
-    responses: list[Chunk]
-    seconds: list[Duration]
-    scrapes: list[tuple[str, str]]
 
 
 class _JournalLine(TypedDict):
