@@ -77,7 +77,7 @@ def slow(session: nox.Session) -> None:
 def image(session: nox.Session) -> None:
     """The versions that images of GPU machines have: tests of kernels and real run, and `realrun gpu`."""
     session.install("-e", ".[real,dev]", *IMAGE)
-    session.run("python", "-c", "import specsim, realrun.gpu.stages, speckernels")
+    session.run("python", "-c", "import specsim, realrun.gpu, speckernels")
     session.run("pytest", *PROCESSES, "tests/kernels", "tests/realrun", *session.posargs, env=ENVIRONMENT)
     session.run("realrun", "gpu", "--out", "results/image", "--minutes", "10", "--overwrite", env=ENVIRONMENT)
 

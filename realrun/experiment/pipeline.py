@@ -27,7 +27,6 @@ from realrun.lm.clock import clock_name
 from realrun.lm.variants import expansion_of
 from realrun.measure.record import RecordSettings, has_recorded
 from realrun.measure.reuse import check_job, recorded_trace, recording_identity
-from realrun.measure.sweeps import Prober
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, spread
 from realrun.provenance import device_name
@@ -221,18 +220,15 @@ class Experiment(ABC):
         rows = iter(made.rows)
         entries = [Entry(name, candidate, next(rows)) for name, chosen in tuned.items() for candidate in chosen]
         holdouts = {name: trace.select(held) for name, trace in self.record(held, "record", whole=True).items()}
-        contenders = self.contenders  # without those that could not be recorded
-        entries = [entry for entry in entries if entry.name in contenders]
         measurement, profiles = None, dict[str, list[Profile]]()
         if settings.repeats:
             measurement, profiles = self.decode(entries, [self.prompts[n] for n in held], trains, holdouts, costs)
-            holdouts = {name: trace.select(measurement.sequences) for name, trace in holdouts.items()}
         return Outcome(
-            contenders=contenders,
+            contenders=self.contenders,
             entries=entries,
-            trains={name: trains[name] for name in contenders},
+            trains=trains,
             holdouts=holdouts,
-            costs={name: costs[name] for name in contenders},
+            costs=costs,
             forecast=made,
             measurement=measurement,
             profiles=profiles,
@@ -318,14 +314,6 @@ class Experiment(ABC):
         """Name an entry's arm."""
         return str(entry.candidate.policy)
 
-    def limit_s(self) -> float:
-        """Return the seconds that decoding may take."""
-        return math.inf
-
-    def probing(self, pair: Pair) -> tuple[Prober | None, int | None]:
-        """Return the prober of earlier measurements of this pair, and how many samples of each cost are enough."""
-        return None, None
-
     def decode(
         self,
         entries: Sequence[Entry],
@@ -359,7 +347,7 @@ class Experiment(ABC):
         own_arms = {name: [arm for arm, (of, _) in enumerate(policies, start=1) if of == name] for name, _, _ in parts}
         measured: dict[tuple[str, int], Costs] = {}
         for name, part, pair in parts:
-            contender, (prober, enough) = self.contenders[name], self.probing(pair)
+            contender = self.contenders[name]
             own_baseline = contender.pair is self.plain
             joined = len(contender.parts) > 1  # an arm's rounds are those of several parts
             cost = MeasuredCosts(
@@ -371,8 +359,6 @@ class Experiment(ABC):
                 texts=math.ceil(settings.repeats * len(prompts) / len(parts)),
                 own_baseline=own_baseline,
                 beside=trains[name],
-                prober=prober,
-                enough=enough,
             )
             arms_of_cost = [*(baselines if own_baseline else []), *([] if joined else own_arms[name])]
             measured[name, part] = Costs(cost, sorted(arms_of_cost))
@@ -385,7 +371,6 @@ class Experiment(ABC):
             repeats=settings.repeats,
             seed=settings.seed,
             progress=lambda done, total: self.progress("decode", done, total),
-            limit_s=self.limit_s(),
         )
         profiles: dict[str, list[Profile]] = {name: [] for name in self.contenders}
         for name, part, _ in parts:

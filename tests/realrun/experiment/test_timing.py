@@ -276,11 +276,6 @@ def test_a_measurement_gives_every_arm_both_decoders(monkeypatch: pytest.MonkeyP
     )  # fmt: skip
     assert used == [True, False, True, False, False, True, False, True]
     assert reports == [(done, 8) for done in range(9)]  # from before the first, which warms up
-    cut = measuring.measure_in_turns(
-        arms, {"": measuring.Costs(costs, [0, 1])}, prompts, trace, None, repeats=2, seed=0, limit_s=0.0,
-        progress=lambda done, total: None,
-    )  # fmt: skip
-    assert cut.prompts == prompts[:2] and [len(runs) for runs in cut.timings.runs.values()] == [2] * 4
 
 
 def test_what_else_takes_turns_on_a_sequence_ends_with_it() -> None:
