@@ -48,7 +48,7 @@ class Mine(ChainPolicy):
 """
 
 
-COMMANDS = {name: command for name, command in commands().items() if not name.startswith("speckernels")}
+COMMANDS = commands()
 
 
 class Files(NamedTuple):
