@@ -139,7 +139,7 @@ class Job:
             raise OutOfTime(f"{what}: {done} of {total} done")
         self.progress(what, done, total)
 
-    def run(self, *command: str, limit_s: float | None = None, **variables: str) -> str:
+    def run(self, *command: str, limit_s: float | None = None, variables: Mapping[str, str] = {}) -> str:
         """Run a command in the source tree with these environment variables, and return its standard output.
 
         Raises OutOfTime if it takes longer than the limit, by default the stage's, RuntimeError with its last lines if
@@ -170,9 +170,9 @@ class Job:
             raise RuntimeError(f"exit code {process.returncode}: {log_end(output + errors)}")
         return output
 
-    def pytest(self, *options: str, **variables: str) -> str:
+    def pytest(self, *options: str, variables: Mapping[str, str] = {}) -> str:
         """Run tests with these environment variables, and return pytest's closing line."""
-        return self.run(sys.executable, *PYTEST, *options, **variables).strip().splitlines()[-1]
+        return self.run(sys.executable, *PYTEST, *options, variables=variables).strip().splitlines()[-1]
 
 
 class Result(TypedDict):
@@ -308,7 +308,7 @@ def train_one(job: Job, name: str, recipe: Sequence[str], *, limit_s: float) -> 
     how = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
     result = {"command": command}
     try:
-        printed = json.loads(job.run(*command, limit_s=limit_s, **how))
+        printed = json.loads(job.run(*command, limit_s=limit_s, variables=how))
     except OutOfTime as late:
         result |= {"error": str(late), "cut_off": True}
     except RuntimeError as error:
@@ -360,7 +360,7 @@ def decode(job: Job, temperature: float) -> dict[str, Any]:
     pairs, left_out = {}, {}
     for name, source in drafters.items():
         folder = source.removeprefix(MODEL)
-        which = {"drafter": source} if folder == source else {"draft_model": folder}
+        which: dict[str, Any] = {"drafter": source} if folder == source else {"draft_model": folder}
         if folder != source and (Path(folder) / FILE).is_file():
             which["predictor"] = folder
         try:
@@ -428,7 +428,7 @@ def kernels(job: Job) -> dict[str, Any]:
     """Run the benchmark of the kernels; the result holds the document of pytest-benchmark."""
     path = job.work / "benchmark.json"
     minutes = {"SPECKERNELS_BENCH_MINUTES": str(0.8 * job.seconds / 60)}  # the file is written at the end
-    line = job.pytest("kernels/benchmarks", "--benchmark-only", f"--benchmark-json={path}", **minutes)
+    line = job.pytest("kernels/benchmarks", "--benchmark-only", f"--benchmark-json={path}", variables=minutes)
     return {"tests": line, "benchmark": read_kept(path)}
 
 
@@ -439,7 +439,7 @@ def sanitizer(job: Job, tool: str) -> dict[str, Any]:
         return {"skipped": "needs a GPU and compute-sanitizer"}
     command = (binary, "--tool", tool, "--error-exitcode", "9", sys.executable, "tests/kernels/sanitize.py")
     # Without torch's pool, an access beyond a tensor is also beyond an allocation.
-    return {"output": log_end(job.run(*command, PYTORCH_NO_CUDA_MEMORY_CACHING="1"))}
+    return {"output": log_end(job.run(*command, variables={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}))}
 
 
 def transfer(job: Job) -> dict[str, Any]:
