@@ -369,7 +369,10 @@ def decode(job: Job, temperature: float) -> dict[str, Any]:
             left_out[name] = f"{type(error).__name__}: {error}".splitlines()[0]
     if not pairs:
         raise InputError(f"no drafter loads ({'; '.join(left_out.values())}); train others")
-    count, tokens, depth, nodes, width, trials = (30, 256, 8, 24, 8, 40) if job.full else (6, 12, 4, 8, 4, 4)
+    if job.full:
+        count, tokens, depth, nodes, width, trials, minutes = 30, 256, 8, 24, 8, 40, 12.0
+    else:
+        count, tokens, depth, nodes, width, trials, minutes = 8, 12, 4, 8, 4, 4, 1.0
     if is_lab(job.target):
         prompts = lab_prompts(plain.tokenizer, count)
     else:
@@ -382,6 +385,7 @@ def decode(job: Job, temperature: float) -> dict[str, Any]:
         repeats=1,  # on a machine that nothing interrupts more prompts tell more
         tuning_share=0.4,
         seed=job.seed,
+        minutes=minutes,
     )
     board = run_leaderboard(pairs, plain, prompts, settings, job.work, job.report)
     typical = {}
