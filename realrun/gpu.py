@@ -44,6 +44,7 @@ TEXT_FILE = "text.npz"
 ASKED_SHARE = 0.6  # of the text, whose questions a chat model makes up
 WEIGHTS = "weights"  # folder beside the results, with a folder for each trained drafter
 RESULT = "training.json"  # in a training's folder, once it is done
+MEDUSA = "medusa"  # kind of the drafters that also decode with typical acceptance
 MODEL = "model:"  # before a draft model's folder, in a drafter's source
 ON_PROMPTS = ("predictor", "self-sd")  # trainings that decode prompts instead of reading the text
 QUESTIONS = 400  # of specsim's own, for those
@@ -392,7 +393,7 @@ def decode(job: Job, temperature: float) -> dict[str, Any]:
     if temperature:
         for row in board["rows"]:
             pair = pairs[row["drafter"]]
-            if pair.drafter.name == "medusa" and row["policy"] == "sparse_tree":
+            if pair.drafter.name == MEDUSA and row["policy"] == "sparse_tree":
                 typical[row["drafter"]] = typical_of(pair, prompts[:6], row, tokens, job.seed)
     return {"board": {**board, "left_out": left_out, "typical": typical}}
 

@@ -228,7 +228,7 @@ class Tails:
 TAILS_CASES = [
     Tails(4, 2, 32, 5, ((40, 9), (0, 0), (70, 40), (3, 1)), 2, torch.float16),
     Tails(4, 2, 40, 5, ((40, 9), (0, 0), (70, 40), (3, 35)), 1, torch.float32),
-    Tails(6, 1, 96, 33, ((130, 70),), 3, torch.bfloat16, 300),  # tiles of 128 rows
+    Tails(6, 1, 96, 33, ((130, 70), (0, 0)), 3, torch.bfloat16, 300),  # tiles of 128 rows, some of which see nothing
     Tails(2, 2, 80, 40, ((64, 0), (65, 33)), 2, torch.float16),
     Tails(2, 1, 16, 3, ((700, 4), (0, 3)), 1, torch.float32, 200),
     Tails(4, 1, 64, 3, ((900, 10), (100, 10)), 1, torch.bfloat16, 100),  # several splits
@@ -248,6 +248,8 @@ def tails_arguments(c: Tails, device: str = "cpu", seed: int = 0) -> tuple[Any, 
     keys, values = normal(batch, c.kv_heads, slots, c.dim), normal(batch, slots, c.kv_heads, c.dim).transpose(1, 2)
     for sequence, (context, tail) in enumerate(c.lens):
         keys[sequence, :, context + tail :], values[sequence, :, context + tail :] = torch.nan, torch.nan
+        if not context + tail:
+            query[sequence] = torch.nan  # sees nothing, which is 0 whatever it asks
     context_lens, tail_lens = (torch.tensor(part, dtype=torch.int32) for part in zip(*c.lens, strict=True))
     tensors = (query, keys, values, mask_bits, context_lens, c.dim**-0.5, tail_lens)
     return tuple(x.to(device) if isinstance(x, torch.Tensor) else x for x in tensors)

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from speckernels.bench.cases.base import Arguments, Case, Operation, Rival, Work, depths, random_tree, relative_error
-from speckernels.ops.tree_attention import pack_bits, tree_attention
+from speckernels.ops.tree_attention import pack_bits
 
 FLASHINFER_WORKSPACE_BYTES = 256 << 20
 PAGE_SLOTS = 64  # of FlashInfer's XQA; the cache's capacity is a multiple
@@ -279,5 +279,4 @@ OPERATION = Operation(
     check=_check,
     headline=_is_headline,
     rivals=RIVALS,
-    public=tree_attention,
 )
