@@ -373,7 +373,7 @@ def decode(job: Job, temperature: float) -> dict[str, Any]:
     if job.full:
         count, tokens, depth, nodes, width, trials, minutes = 30, 256, 8, 24, 8, 40, 12.0
     else:
-        count, tokens, depth, nodes, width, trials, minutes = 8, 12, 4, 8, 4, 4, 1.0
+        count, tokens, depth, nodes, width, trials, minutes = 8, 12, 4, 0, 1, 4, 1.0  # chains alone
     if is_lab(job.target):
         prompts = lab_prompts(plain.tokenizer, count)
     else:
