@@ -288,7 +288,7 @@ def train_one(job: Job, name: str, recipe: Sequence[str], *, limit_s: float) -> 
         return result
     out, folder = job.home / WEIGHTS, job.home / WEIGHTS / name
     if lacking := [need for need in needs(recipe) if not ended(job, need)]:
-        return {"error": f"{lacking[0]} is not done", "cut_off": True}
+        return {"error": f"{lacking[0]} is not done"}
     if limit_s <= 0:
         return {"error": "no time left", "cut_off": True}
     method, *options = (_NEED.sub(lambda need: str(out / need[1]), option) for option in recipe)
