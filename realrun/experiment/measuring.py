@@ -39,6 +39,7 @@ from specsim.trace.trace import Trace
 Run = tuple[Policy | None, int, list[Round]]  # policy, prompt tokens, rounds
 PROBES = "probes.json"  # those that were still missing at the end
 LEAST_DECODED = 2  # prompts, however short time is: intervals are over prompts
+QUIET_PERCENT = 1.0  # noise floor at which another repeat would tell little
 
 
 class MeasuredCosts:
@@ -178,6 +179,11 @@ class Measurement:
     def sequences(self) -> range:
         return range(len(self.prompts))
 
+    @property
+    def repeats(self) -> int:
+        """Count the runs of every prompt by every arm."""
+        return len(self.timings.runs[0, 0])
+
     @cached_property
     def seconds(self) -> list[Floats]:
         """Seconds of every arm [S] at the median of repeats, for as many tokens as the baseline emitted."""
@@ -228,6 +234,7 @@ def measure_in_turns(
     seed: int,
     progress: Counter,
     limit_s: float = math.inf,
+    more_until_s: float | None = None,
 ) -> Measurement:
     """Decode every prompt with every arm in every repeat, and watch how busy others keep the machine meanwhile.
 
@@ -242,9 +249,11 @@ def measure_in_turns(
     folder : where a file for each repeat and sequence is kept; None keeps nothing
     progress : called with the sequences done in all repeats and their number
     limit_s : seconds for all repeats; prompts that the first repeat does not reach in its part of them are left out
+    more_until_s : time.monotonic() by which the repeats after the first must end, which are made, all or none, only if
+        the first leaves a noise floor of more than `QUIET_PERCENT`; None makes them all
     """
-    begun_s = time.monotonic()
-    timings, ticks, names, total = Timings(), list[Ticks](), list(costs), repeats * len(prompts)
+    begun_s, sure = time.monotonic(), repeats if more_until_s is None else 1
+    timings, ticks, names, total = Timings(), list[Ticks](), list(costs), sure * len(prompts)
     decoding = _Decoding(arms, prompts, trace, seed)
     samplers = [arm.decoder.sampler for arm in arms]
     missing = (folder and read_kept(folder / PROBES, dict[str, Samples])) or {}
@@ -277,10 +286,16 @@ def measure_in_turns(
             for cost in costs.values():
                 cost.measured.saw((arms[at].policy, len(prompt.tokens), done.runs[at].rounds) for at in cost.arms)
             progress(number + 1, total)
-            late = repeat == 0 and repeats * (time.monotonic() - begun_s) > limit_s
+            late = repeat == 0 and sure * (time.monotonic() - begun_s) > limit_s
             if late and LEAST_DECODED <= index + 1 < len(prompts):
-                prompts, total = prompts[: index + 1], repeats * (index + 1)
+                prompts, total = prompts[: index + 1], sure * (index + 1)
                 break
+        if sure < repeats:
+            others_s = (repeats - 1) * sum(runs[0].seconds for runs in timings.runs.values())
+            floor_percent = Measurement(arms, prompts, timings, load_from(ticks)).noise_floor_percent
+            if floor_percent <= QUIET_PERCENT or time.monotonic() + others_s > (more_until_s or 0.0):
+                break
+            sure, total = repeats, repeats * len(prompts)
     last = len(prompts) - 1
     probes = {name: cost.measured.finish(prompts[last], last, missing.get(name)) for name, cost in costs.items()}
     if folder is not None:
