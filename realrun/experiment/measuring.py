@@ -6,6 +6,7 @@ The costs of the same run follow from the rounds of its arms, and from probes am
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
@@ -36,6 +37,7 @@ from specsim.trace.trace import Trace
 
 Run = tuple[Policy | None, int, list[Round]]  # policy, prompt tokens, rounds
 PROBES = "probes.json"  # those that were still missing at the end
+QUIET_PERCENT = 1.0  # noise floor at which another repeat would tell little
 
 
 class MeasuredCosts:
@@ -171,6 +173,11 @@ class Measurement:
     def sequences(self) -> range:
         return range(len(self.prompts))
 
+    @property
+    def repeats(self) -> int:
+        """Count the runs of every prompt by every arm."""
+        return len(self.timings.runs[0, 0])
+
     @cached_property
     def seconds(self) -> list[Floats]:
         """Seconds of every arm [S] at the median of repeats, for as many tokens as the baseline emitted."""
@@ -220,6 +227,7 @@ def measure_in_turns(
     repeats: int,
     seed: int,
     progress: Counter,
+    more_until_s: float | None = None,
 ) -> Measurement:
     """Decode every prompt with every arm in every repeat, and watch how busy others keep the machine meanwhile.
 
@@ -233,8 +241,11 @@ def measure_in_turns(
     prompts : of the trace's sequences, whose budgets and numbers they take
     folder : where a file for each repeat and sequence is kept; None keeps nothing
     progress : called with the sequences done in all repeats and their number
+    more_until_s : time.monotonic() by which the repeats after the first must end, which are made, all or none, only if
+        the first leaves a noise floor of more than `QUIET_PERCENT`; None makes them all
     """
-    timings, ticks, names, total = Timings(), list[Ticks](), list(costs), repeats * len(prompts)
+    sure = repeats if more_until_s is None else 1
+    timings, ticks, names, total = Timings(), list[Ticks](), list(costs), sure * len(prompts)
     decoding = _Decoding(arms, prompts, trace, seed)
     samplers = [arm.decoder.sampler for arm in arms]
     missing = (folder and read_kept(folder / PROBES, dict[str, Samples])) or {}
@@ -267,6 +278,12 @@ def measure_in_turns(
             for cost in costs.values():
                 cost.measured.saw((arms[at].policy, len(prompt.tokens), done.runs[at].rounds) for at in cost.arms)
             progress(number + 1, total)
+        if sure < repeats:
+            others_s = (repeats - 1) * sum(runs[0].seconds for runs in timings.runs.values())
+            floor_percent = Measurement(arms, prompts, timings, load_from(ticks)).noise_floor_percent
+            if floor_percent <= QUIET_PERCENT or time.monotonic() + others_s > (more_until_s or 0.0):
+                break
+            sure, total = repeats, repeats * len(prompts)
     last = len(prompts) - 1
     probes = {name: cost.measured.finish(prompts[last], last, missing.get(name)) for name, cost in costs.items()}
     if folder is not None:

@@ -265,7 +265,7 @@ def run_leaderboard(
         "median_abs_error_percent": median_error(table),
         "errors": errors_of([{**row, "predicted": row["speedup"]} for row in table]) if settings.repeats else {},
         "forecast": outcome.forecast.summary(),
-        "options": settings.options,
+        "options": {**settings.options, "repeats": outcome.measurement.repeats if outcome.measurement else 0},
     }
     write_json(document, out / "leaderboard.json")
     from specsim.report.drafters import render_drafters, write_drafters_table  # matplotlib is slow to load

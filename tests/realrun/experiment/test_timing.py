@@ -278,6 +278,26 @@ def test_a_measurement_gives_every_arm_both_decoders(monkeypatch: pytest.MonkeyP
     assert reports == [(done, 8) for done in range(9)]  # from before the first, which warms up
 
 
+@pytest.mark.parametrize(
+    ("floor_percent", "more_until_s", "repeats"), [(5.0, None, 3), (0.5, np.inf, 1), (5.0, np.inf, 3), (5.0, 0.0, 1)]
+)
+def test_within_minutes_more_repeats_follow_where_noise_asks_and_time_allows(
+    floor_percent: float, more_until_s: float | None, repeats: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring.Measurement, "noise_floor_percent", floor_percent)
+    pair, prompts = tiny_pair(), tiny_prompts(2)
+    trace = record(pair, prompts, RecordSettings(4, 8, SAMPLER))
+    arms = [make_arm("plain", None, pair, SAMPLER), make_arm("null", None, pair, SAMPLER)]
+    costs = MeasuredCosts(pair, trace, tree_tokens=0, sampler=SAMPLER, seed=0, texts=8)
+    reports: list[tuple[int, int]] = []
+    made = measuring.measure_in_turns(
+        arms, {"": measuring.Costs(costs, [0, 1])}, prompts, trace, None, repeats=3, seed=0, more_until_s=more_until_s,
+        progress=lambda done, total: reports.append((done, total)),
+    )  # fmt: skip
+    assert made.repeats == repeats and {len(runs) for runs in made.timings.runs.values()} == {repeats}
+    assert reports[-1] == (2 * repeats, 2 * repeats)
+
+
 def test_what_else_takes_turns_on_a_sequence_ends_with_it() -> None:
     pair, prompts = tiny_pair(), tiny_prompts(3)
     trace = record(pair, prompts, RecordSettings(4, 12, SAMPLER))
