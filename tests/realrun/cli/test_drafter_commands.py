@@ -41,7 +41,6 @@ from tests.support.pairs.inside import (
     STATES_AFTER,
     early_exit_pair,
     marked,
-    pair_of,
     skipping_pair,
     target_of,
 )
@@ -197,22 +196,6 @@ def test_what_is_no_drafter_is_refused(home: Path, tmp_path: Path) -> None:
     refusal(load_from(tmp_path), "malformed", "null", "target")
 
 
-@inside
-def test_a_drafter_of_another_target_is_refused(kind: str, home: Path, tmp_path: Path) -> None:
-    drafter = str(home / "llama" / kind)
-    changed, narrow = target_like("llama"), target_of(2).float()
-    with torch.no_grad():
-        changed.model.layers[0].mlp.up_proj.weight.mul_(1.5)
-    for name, model in (("changed", changed), ("narrow", narrow)):
-        model.save_pretrained(tmp_path / name)
-        tiny_tokenizer().save_pretrained(tmp_path / name)
-    train = f"realrun train {kind}"
-    refusal(lambda: load_pair(str(tmp_path / "changed"), drafter=drafter), "tiny/llama", "weights", train)
-    refusal(lambda: load_pair(str(tmp_path / "narrow"), drafter=drafter), "layers 3", "has 2", train)
-    refusal(lambda: load_pair(str(home / "qwen2" / "target"), drafter=drafter), "LlamaForCausalLM", "Qwen2", train)
-    refusal(lambda: load_pair(drafter=drafter), "tiny/llama", "layers 3", train)  # the lab
-
-
 def test_fingerprints_tell_drafters_apart() -> None:
     """Also those whose first tensors are the same."""
     target = target_of()
@@ -265,29 +248,6 @@ def test_a_tuned_target_is_the_same_in_every_number_type(tmp_path: Path) -> None
     change = pairs[0].target.get_submodule(ADAPTED).weight - target.get_submodule(ADAPTED).weight
     low, high = (adapter[f"adapter.{ADAPTED}.{part}"].double() for part in "AB")
     torch.testing.assert_close(change, 2 * high @ low, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("architecture", TARGETS)
-@inside
-def test_recording_and_profiling_by_command(kind: str, architecture: str, home: Path, tmp_path: Path) -> None:
-    pair = ["--target", home / architecture / "target", "--drafter", home / architecture / kind]
-    prompts = ["--prompts", home / "prompts.jsonl", "--num-prompts", 3]
-    out = tmp_path / "trace"
-    sizes = ["--max-draft-tokens", 4, "--max-new-tokens", 10, "--tree-nodes", 8, "--tree-width", 3]
-    printed = json.loads(command("record", out, *pair, *prompts, *sizes, "--dtype", "float64", "--json"))
-    trace = read_trace(out)
-    depth = HEADS if kind == "medusa" else 4
-    assert printed["sequences"] == trace.sequences == 3 and trace.depth == depth and trace.tree is not None
-    assert trace.score is None and (trace.meta["target"], trace.meta["drafter"]) == ("target", kind)
-    training = trace.meta["drafter_facts"].pop("training")
-    assert trace.meta["drafter_kind"] == kind and trace.meta["drafter_facts"] == FACTS[kind]
-    assert training.items() >= FACTS[kind].items() and training["not_recorded"]  # by hand, as the file was made
-    measured = tmp_path / "profile.json"
-    options = ["--contexts", "8,16", "--max-draft-tokens", 4, "--minutes", 0, "--tree-nodes", 4]
-    assert "median milliseconds" in command("profile", measured, *pair, *options)
-    document = json.loads(measured.read_text())
-    assert len(document["median_s"]["draft_step"]) == depth and document["drafter_kind"] == kind
-    assert document["drafter_facts"] == FACTS[kind] and document["median_s"]["score_step"] == 0
 
 
 @pytest.mark.parametrize("kind", marked(INSIDE, ("self-sd", "medusa", "edd", "eagle")))
@@ -346,11 +306,6 @@ def test_the_commands_refuse_drafters_in_one_line(home: Path, tmp_path: Path) ->
     assert not out.exists()
 
 
-def test_pairs_in_memory_say_what_they_are() -> None:
-    assert pair_of("model").drafter.facts == {} and pair_of("eesd").drafter.facts == FACTS["eesd"]
-    assert pair_of("self-sd").drafter.facts == FACTS["self-sd"]
-
-
 # `realrun train`: every training by command, and a new one as a user adds it.
 
 
@@ -374,12 +329,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prompts = [json.dumps({"text": f"prompt {number}"}) for number in range(3)]
     (root / "prompts.jsonl").write_text("\n".join(prompts))
     return root
-
-
-def test_the_group_lists_every_training() -> None:
-    printed = command("train", "--help")
-    for training in TRAININGS:
-        assert f"{training.name} " in printed and training.help.split(".")[0][:40] in printed
 
 
 @pytest.mark.parametrize("name", NAMES)
