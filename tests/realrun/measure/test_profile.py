@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import realrun.measure.profile as profile_module
 import realrun.measure.rounds
-from realrun.cli.main import app
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.draft_model import DraftModel
@@ -108,25 +105,6 @@ def test_a_probe_that_catches_up_feeds_all_that_its_cache_lacks(lacking: int, mo
     assert prober.drafter.lm.length == prober.target.length == prober.context
 
 
-def test_quartiles_surround_the_medians(document: dict[str, Any]) -> None:
-    for read in (
-        lambda table: table["draft_step"],
-        lambda table: table["verify"],
-        lambda table: table["autoregressive"],
-        lambda table: table["policy_step"],
-    ):
-        low, middle, high = (np.asarray(read(document[name])) for name in TABLES)
-        assert (low <= middle).all() and (middle <= high).all()
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("seed", range(2))
-def test_a_shallow_short_profile_measures_every_cell(depth: int, seed: int) -> None:
-    short = profile(tiny_pair(), contexts=[4, 9], depth=depth, limit_s=0, seed=seed, tree_tokens=0)
-    for name in EVERY_TABLE:
-        assert np.isfinite([*np.ravel(short[name]["draft_step"]), *np.ravel(short[name]["verify"])]).all()
-
-
 def test_progress_counts_the_precise_times() -> None:
     """Two contexts, of each a decoding step, a draft step, passes of 1 and 2 tokens, and trees of 2 and 3."""
     seen: list[tuple[int, int]] = []
@@ -205,34 +183,6 @@ def test_the_longest_context_fits_the_models_exactly() -> None:
     assert document["contexts"] == [153] and np.min(document["mean_s"]["verify"]) > 0
 
 
-@pytest.mark.parametrize("exists", [False, True])
-@pytest.mark.parametrize("broken", ["content", "replace"])
-def test_a_failed_write_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool, broken: str
-) -> None:
-    path = tmp_path / "profile.json"
-    if exists:
-        write_json({"old": 1}, path)
-
-    def no_space(*args: object) -> None:
-        raise OSError("no space left")
-
-    if broken == "replace":
-        monkeypatch.setattr(os, "replace", no_space)
-    with pytest.raises((OSError, TypeError)):
-        write_json({"new": 2, "bad": object() if broken == "content" else 0}, path)
-    assert [p.name for p in tmp_path.iterdir()] == ["profile.json"] * exists
-    if exists:
-        assert json.loads(path.read_text()) == {"old": 1}
-
-
-@pytest.mark.parametrize("trial", range(12))
-def test_the_overhead_that_is_written_can_be_read(trial: int) -> None:
-    """Differences of costs are noise where they are small, and a profile holds no negative time."""
-    document = profile(tiny_pair(), contexts=[4], depth=2, limit_s=0, seed=trial, tree_tokens=3)
-    assert profile_from_json(document, "here").round_overhead_s >= 0
-
-
 # Trees: measured by trees of the sizes asked for, read by the simulator, and adding up to real rounds.
 
 
@@ -299,12 +249,6 @@ def test_sizes_end_with_the_largest_tree(tokens: int, sizes: list[int]) -> None:
 def test_sizes_that_cannot_be_measured_are_refused(tokens: int) -> None:
     with pytest.raises(InputError, match="tree_tokens"):
         profile(tiny_pair(), contexts=[4], tree_tokens=tokens)
-
-
-def test_no_trees_are_measured_unless_asked_for() -> None:
-    plain = profile(tiny_pair(), contexts=[4], depth=1, limit_s=0, tree_tokens=0)
-    assert all("tree" not in plain[name] for name in EVERY_TABLE)
-    assert profile_from_json(plain, "here").max_tree_tokens == 0
 
 
 def test_a_chain_of_one_and_rejection_sampling_have_trees_too() -> None:
@@ -502,16 +446,6 @@ def test_the_parts_add_up_to_rounds_of_other_trees() -> None:
 def test_the_parts_add_up_on_the_lab(lab_pair32: Pair, prompts: list[Any]) -> None:
     ratios = predicted_over_measured(lab_pair32, [60, 120], 4, [prompt.tokens for prompt in prompts])
     assert all(0.8 < ratio < 1.25 for ratio in ratios), ratios
-
-
-def test_the_command_measures_trees_of_the_size_asked_for(tmp_path: Path) -> None:
-    out = tmp_path / "profile.json"
-    options = ["--contexts", "16", "--max-draft-tokens", "2", "--minutes", "0", "--tree-nodes"]
-    for nodes, tokens in ((0, 0), (5, 6)):
-        result = CliRunner().invoke(app, ["profile", str(out), *options, str(nodes), "--overwrite"])
-        assert result.exit_code == 0, result.output
-        assert ("verify tree of 5" in " ".join(result.output.split())) == (tokens == 6)
-        assert read_cost(out).max_tree_tokens == tokens
 
 
 # Probes: what they measure is what moved, and a profile from before then holds for the machine as it is now.
