@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from functools import cache
 from pathlib import Path
@@ -40,7 +39,6 @@ from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import NO_TOKEN, Trace
-from tests.realrun.cli.test_drafter_commands import command
 from tests.realrun.cli.test_drafter_commands import home as home
 from tests.specsim.lookup.test_lookup import ngram_draft
 from tests.support.clock import SetClock
@@ -205,21 +203,6 @@ def test_a_profile_prices_the_look_and_no_trees(monkeypatch: pytest.MonkeyPatch)
     np.testing.assert_allclose(median["draft_step"], look_s, rtol=0.01)
     assert np.max(median["autoregressive"]) < look_s
     assert profile_from_json(document, "here").max_tree_tokens == 0
-
-
-@pytest.mark.slow
-def test_the_commands_record_profile_and_validate(home: Path, tmp_path: Path) -> None:
-    options = ["--target", home / "llama" / "target", "--drafter", LOOKUP, "--prompts", home / "prompts.jsonl"]
-    options += ["--num-prompts", 12, "--max-new-tokens", 24, "--max-draft-tokens", 4, "--dtype", "float64"]
-    command("record", tmp_path / "trace", *options)
-    assert read_trace(tmp_path / "trace").meta["drafter"] == LOOKUP
-    sizes = ["--contexts", "2,30", "--max-draft-tokens", 4, "--minutes", 0]
-    command("profile", tmp_path / "profile.json", *options[:4], *sizes)
-    policies = ["--policy", "fixed_k", "--policy", "max_confidence"]
-    command("validate", "--out", tmp_path / "out", *options, *policies, "--trials", 5, "--repeats", 3)
-    document = json.loads((tmp_path / "out" / "validation.json").read_text())
-    assert document["drafter_kind"] == "lookup"
-    assert {row["rounds_identical_percent"] for row in document["rows"]} == {100.0}
 
 
 def test_drafters_share_one_target_in_memory(home: Path) -> None:

@@ -218,11 +218,6 @@ def test_a_fitted_policy_survives_json(fitted: RenewalStop) -> None:
     assert len(fitted.thresholds) == 5 * (len(fitted.edges) + 1) and fitted.time_per_token_s > 0
 
 
-def test_the_fit_is_deterministic(fitted: RenewalStop) -> None:
-    trace = small_trace()
-    assert fit(RenewalStop, {"max_draft_tokens": 6}, trace, cost_table(trace, RampCost())) == fitted
-
-
 def test_without_data_it_thresholds_a_rough_path_probability() -> None:
     """Log odds 0.55 + 0.37 of confidence's - 0.24 sqrt(entropy) + 0.11 of the token's own.
 

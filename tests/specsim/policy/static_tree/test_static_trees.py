@@ -18,8 +18,6 @@ from specsim.cli.tree import drawing
 from specsim.cost.model import ConstantCost
 from specsim.io.errors import InputError
 from specsim.learn.fit import fit, needs_fitting
-from specsim.learn.search import find_best
-from specsim.learn.settings import SearchSettings
 from specsim.policy.base import build_policy
 from specsim.policy.static_tree import shape as shapes
 from specsim.policy.static_tree.optimal import TreeRoundCost, optimal_tree, optimal_trees, price, tree_round_cost
@@ -37,7 +35,6 @@ from specsim.policy.tree.optimal_tree import OptimalTree
 from specsim.policy.tree.sparse_tree import SparseTree
 from specsim.policy.tree.static import StaticTree, check_shape, level_sizes
 from specsim.policy.tree.vct import VCT
-from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from tests.specsim.replaying.test_tree_replay import LeafyCost
@@ -243,11 +240,6 @@ def test_rates_of_a_trace_find_those_that_made_it() -> None:
     shape = best_trees(rates, 12).shape(12)
     measured = 1 + shapes.accepted_tokens(shape, trace.true_rank).mean()
     assert measured == pytest.approx(node_accept_probs(rates, shape).sum(), abs=0.03)
-
-
-def test_a_trace_without_ranks_teaches_no_tree() -> None:
-    with pytest.raises(InputError, match="no column true_rank"):
-        rates_of(small_trace())
 
 
 @pytest.fixture
@@ -576,12 +568,6 @@ def test_a_learned_tree_beats_the_dense_ones_on_other_text(trace: Any) -> None:
     assert seconds(learned) < seconds(VCT(width=3, depth=3))  # 39 nodes, 3 deep
     fastest = fit(OptimalTree, {"max_nodes": 39}, trace, cost_table(trace, COST))
     assert seconds(fastest) < 1.01 * seconds(learned)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_can_be_tuned(trace: Any, kind: type[StaticTree]) -> None:
-    search_result = find_best(kind, PricedTrace(trace, COST), SearchSettings(trials=12, jobs=1))
-    assert isinstance(search_result.best, kind) and search_result.best.max_draft_tokens <= trace.depth
 
 
 @pytest.mark.parametrize("kind", [SparseTree, OptimalTree])
