@@ -156,16 +156,10 @@ def test_filling_slots_leaves_the_keys_and_values_of_a_pass(name: str) -> None:
 
 
 @torch.inference_mode()
-def test_filling_leaves_what_running_leaves_and_library_stacks_fill_one_layer() -> None:
-    layers, rows = {name: target_of(name).model.layers[:2] for name in ("llama", "qwen2-sdpa")}, slice(0, 5)
-    parts, x = model_parts(target_of("llama")), torch.randn(6, 32, dtype=torch.float64)
-    run, filled = (parts.stack(layers["llama"]) for _ in range(2))
-    run.run(x[:5], 0, rows, parts.causal_mask(5, 5))
-    filled.fill(x[:5], 0, rows)
-    outputs = [stack.run(x[5:], 5, slice(5, 6), None) for stack in (run, filled)]
-    torch.testing.assert_close(*outputs, rtol=0, atol=1e-12)
+def test_library_stacks_fill_one_layer() -> None:
+    target = target_of("qwen2-sdpa")
     with pytest.raises((AssertionError, ValueError)):
-        model_parts(target_of("qwen2-sdpa")).stack(layers["qwen2-sdpa"]).fill(x, 0, rows)
+        model_parts(target).stack(target.model.layers[:2]).fill(torch.randn(6, 32, dtype=torch.float64), 0, slice(0, 5))
 
 
 @torch.inference_mode()

@@ -122,7 +122,15 @@ def test_what_cannot_be_compared_is_refused(policy: Any, prompts: int, message: 
 
 
 @pytest.mark.parametrize(
-    "bad", [{"epsilons": ()}, {"epsilons": (-0.1,)}, {"delta": float("nan")}, {"temperature": 0.0}], ids=str
+    "bad",
+    [
+        {"epsilons": ()},
+        {"epsilons": (-0.1,)},
+        {"epsilons": (float("inf"),)},
+        {"delta": float("nan")},
+        {"temperature": 0.0},
+    ],
+    ids=str,
 )
 def test_bad_settings_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="threshold|typical acceptance|temperature") as caught:

@@ -29,7 +29,6 @@ from tests.support.reference import (
     draft_confidence,
     entropy_score,
     recurrent,
-    small_trace,
 )
 
 COST = RampCost()
@@ -227,15 +226,3 @@ def test_a_table_compiled_for_another_trace_is_refused() -> None:
         replay(trace_of(40, 4), FixedK(k=4), cost_table(trace_of(40, 2), COST))
     with pytest.raises(InputError, match=r"contexts below 32.* needs .*78"):
         replay(trace_of(60, 4), FixedK(k=4), cost_table(trace_of(8, 4), COST))
-
-
-def test_the_rounds_are_a_table_too() -> None:
-    trace = small_trace()
-    result = replay(trace, MaxConfidence(max_draft_tokens=2), cost_table(trace, COST), log=True)
-    frame = result.rounds.to_frame()
-    counts = ["sequence", "t", "drafted", "accepted", "verified", "last"]
-    assert list(frame) == [*counts, *PARTS_S, "baseline_s"]
-    assert list(frame[counts].itertuples(index=False, name=None)) == result.rounds.rows()
-    sums = frame.groupby("sequence")[[*PARTS_S, "baseline_s"]].sum().to_numpy()
-    np.testing.assert_allclose(sums[:, :4], result.seconds, rtol=1e-12)
-    np.testing.assert_allclose(sums[:, 4], result.autoregressive_s, rtol=1e-12)
