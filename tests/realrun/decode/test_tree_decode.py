@@ -16,10 +16,10 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.decode.verify import Accepted, TypicalAcceptance, match_tree, reject_tree
-from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy
 from tests.realrun.decode.test_decode import CHOICES, TREES, check_counts, decoder, mode, plain_output
+from tests.support.checks import refusal
 from tests.support.tiny import VOCAB, random_prompts, tiny_pair
 from tests.support.tree_policies import CoinTree, KeepNone, Wide
 
@@ -138,8 +138,7 @@ def test_a_drafter_of_chains_alone_says_so() -> None:
         def commit(self, *args: Any) -> None: ...
 
     loop = Decoder(tiny_pair().target, ChainDrafter(), (), Sampler())
-    with pytest.raises(InputError, match="chains only"):
-        loop.decode([1, 2, 3], 4, TREES[0])
+    refusal(lambda: loop.decode([1, 2, 3], 4, TREES[0]), "chains only")
 
 
 def test_a_tree_of_width_one_is_a_chain() -> None:

@@ -263,8 +263,7 @@ def test_a_trace_made_with_other_settings_is_refused(
 
 def test_an_output_path_that_is_a_file_and_a_prompt_too_short_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="is a file"):
-        validate(tiny_pair(), tiny_prompts(), SETTINGS, tmp_path / "file", ignore)
+    refusal(lambda: validate(tiny_pair(), tiny_prompts(), SETTINGS, tmp_path / "file", ignore), "is a file")
     with pytest.raises(InputError, match="shortest prompt has 2 tokens"):
         validate(tiny_pair(), [Prompt("all", [1, 2])] * 4, SETTINGS, tmp_path / "new", ignore)
     assert not (tmp_path / "new").exists()

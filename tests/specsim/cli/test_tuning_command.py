@@ -19,6 +19,8 @@ from specsim.learn.search import find_best
 from specsim.learn.settings import SearchSettings
 from specsim.learn.tune import cross_validate_with, tune_on
 from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.registry import CHAIN_POLICIES
 from specsim.replaying.priced import PricedTrace
 from specsim.report.tuning import tuning_result
 from specsim.trace.files import read_trace, write_trace
@@ -26,6 +28,7 @@ from specsim.trace.split import split_sequences
 from tests.support.acceptance_examples import difficulty, fixed_k_rounds
 from tests.support.commands import Result, assert_refused, call, json_of
 from tests.support.joined_traces import guessing_part, lookup_part, texts
+from tests.support.reference import RampCost
 from tests.support.tree_traces import tree_trace
 from tests.support.tuning_cases import stretchy_trace
 
@@ -246,6 +249,24 @@ def test_ctrl_c_before_any_result_says_what_is_kept(
     assert (code, err) == (130, f"interrupted: the configurations tried are in {storage}; the same command goes on\n")
     code, _, err = call(*tune_command, "--policy", "adaedl")
     assert (code, err) == (130, "interrupted: nothing is kept, the same command starts anew\n")
+
+
+@pytest.mark.parametrize("name", CHAIN_POLICIES)
+def test_every_policy_can_be_tuned_by_every_search(name: str) -> None:
+    trace = stretchy_trace(6, 40)
+    kind = CHAIN_POLICIES[name]
+    if any(getattr(trace, feature) is None for feature in kind.features):
+        pytest.skip("not in this trace")
+    train, holdout = trace.select([0, 1, 2, 3]), trace.select([4, 5])
+    for search in ("grid", "optuna"):
+        tuned = tune_on(
+            kind,
+            PricedTrace(train, RampCost()),
+            PricedTrace(holdout, RampCost()),
+            SearchSettings(search=search, trials=9),
+        )
+        assert type(tuned.best) is kind and tuned.train.speedup.estimate > 0
+        assert tuned.references["best_fixed_k"].prediction.policy.name == FixedK.name
 
 
 @pytest.mark.parametrize(
