@@ -194,7 +194,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(home / "venv", with_pip=True)
     interpreter = home / "venv" / "bin" / "python"
     succeed(interpreter, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", home / "wheels", ROOT, cwd=home)
-    (wheel,) = (home / "wheels").glob("specsim-*.whl")
+    (wheel,) = (home / "wheels").glob("specsim_llm-*.whl")
     succeed(interpreter, "-m", "pip", "install", "-c", ROOT / "constraints.txt", wheel, "pytest", cwd=home)
     return interpreter
 
