@@ -51,7 +51,7 @@ from specsim.cost.profile import Profile
 from specsim.io.errors import InputError
 from specsim.policy.base import build_policy
 from specsim.policy.registry import POLICIES, make_policy
-from specsim.replaying.intervals import NO_SPECULATION, paired_difference, simultaneous
+from specsim.replaying.intervals import NO_SPECULATION, simultaneous
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.report.drafters import DEFINITIONS, render_drafters
@@ -361,12 +361,6 @@ def test_order_and_ties_follow_from_the_held_out_prompts(job: Job) -> None:
     assert choice["forecast"] == chosen and choice["forecast_speedup"] == forecasts[chosen]
     assert real[choice["measured"]] == max(real.values())
     assert choice["regret"]["estimate"] == pytest.approx(max(real.values()) - real[chosen])
-    for row, own_s in zip(rows, seconds, strict=True):
-        np.testing.assert_allclose(row["measured_sequence_seconds"], own_s)
-    np.testing.assert_allclose(document["baseline_sequence_seconds"], base_s)
-    baseline = np.ones(len(rows[0]["sequence_seconds"]))
-    same = paired_difference(baseline, rows[0]["sequence_seconds"], rows[0]["sequence_seconds"])
-    assert not same.significant
 
 
 def test_prompts_that_loop_are_counted_and_left_out_once_more(job: Job) -> None:
