@@ -217,9 +217,10 @@ def test_a_profile_carries_the_error_of_its_times(verify: tuple[float, float]) -
     rng = np.random.default_rng(0)
     error = max(verify) / 1.96
     ratios = np.exp(0.1 * rng.standard_normal(40_000) - error * rng.standard_normal(40_000))
-    band = read_cost({**about, "relative_half_width": widths}).error_band
-    assert band == pytest.approx(np.quantile(ratios, (0.05, 0.95)), rel=0.01)
-    assert read_cost(about).error_band is None
+    cost = read_cost({**about, "relative_half_width": widths})
+    assert cost.error_band == pytest.approx(np.quantile(ratios, (0.05, 0.95)), rel=0.01)
+    assert cost.speedup_error == pytest.approx((0.0, np.log(ratios).std()), rel=0.01, abs=1e-12)
+    assert read_cost(about).error_band is None and read_cost(about).speedup_error == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,17 @@ def test_the_budget_is_the_best_of_all_allocations(data: st.DataObject) -> None:
     assert worth(rule.verify(rule.initial_state(), here, survival, drafted)) == pytest.approx(best, abs=1e-12)
 
 
+@pytest.mark.parametrize(("share", "rests"), [(0.05, 4), (0.1, 2), (0.01, 19)])
+def test_a_draft_that_does_not_pay_is_tried_for_its_share_of_the_time(share: float, rests: int) -> None:
+    """A step takes 11 ms, with a draft of one token 2 ms more: share x rests x 11 ms reaches 2 ms."""
+    rule, one = Budget(TEN_MS, as_it_is(), max_draft_tokens=3, trial_share=share), running([50])
+    state = rule.initial_state()._replace(foretold=1e6)  # of which nothing was accepted
+    tried = 0
+    while rule.choose(state, one) == 0:
+        state, tried = rule.update(state, one, rounds([0], [0])), tried + 1
+    assert (tried, rule.choose(state, one)) == (rests, 1)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=4), st.floats(1e-5, 5e-3), st.floats(1e-5, 1e-2))
 def test_the_oracle_is_the_best_of_all_allocations(match: list[int], token_s: float, pass_s: float) -> None:
