@@ -17,7 +17,7 @@ PROCESSES = ("-n", "auto", "--dist", "worksteal")  # a process that has no more 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 LONG = ("-o", "faulthandler_timeout=14400")  # seconds of a test
 DEMO = shlex.split(
-    "--target smollm2 --drafter eagle --mode greedy --minutes 6.5 --max-new-tokens 64 --max-draft-tokens 8 "
+    "--target smollm2 --drafter eagle --mode greedy --minutes 4.5 --max-new-tokens 64 --max-draft-tokens 8 "
     "--policy fixed_k --policy adaedl --policy max_confidence --policy time_gain --policy renewal_stop"
 )
 LAB = shlex.split(
@@ -77,7 +77,7 @@ def slow(session: nox.Session) -> None:
 def image(session: nox.Session) -> None:
     """The versions that images of GPU machines have: tests of kernels and real run, and `realrun gpu`."""
     session.install("-e", ".[real,dev]", *IMAGE)
-    session.run("python", "-c", "import specsim, realrun.gpu.stages, speckernels")
+    session.run("python", "-c", "import specsim, realrun.gpu, speckernels")
     session.run("pytest", *PROCESSES, "tests/kernels", "tests/realrun", *session.posargs, env=ENVIRONMENT)
     session.run("realrun", "gpu", "--out", "results/image", "--minutes", "10", "--overwrite", env=ENVIRONMENT)
 
@@ -134,8 +134,11 @@ def fuzz(session: nox.Session) -> None:
 def mutants(session: nox.Session) -> None:
     """Change the code in 100 places, one at a time, and count what the tests notice, for hours; `-- --number 10`."""
     install(session, "real", "dev")
+    lines = str(Path(session.create_tmp(), "coverage"))  # which tests run which line, of the tree as it is
+    known = ("--cov", "--cov-context=test", "--cov-report=")
+    session.run("pytest", *PROCESSES, "-q", *known, env={**ENVIRONMENT, "COVERAGE_FILE": lines})
     seed = [] if "--seed" in session.posargs else ["--seed", str(time.time_ns() % 10**6)]
-    session.run("python", "-m", "tests.mutants", *seed, *session.posargs, env=ENVIRONMENT)
+    session.run("python", "-m", "tests.mutants", "--coverage", lines, *seed, *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session

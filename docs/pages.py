@@ -39,7 +39,6 @@ NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 COMMANDS = """\
 specsim() { "$PYTHON" -m specsim "$@"; }
 realrun() { "$PYTHON" -m realrun "$@"; }
-speckernels() { "$PYTHON" -c "from realrun.cli.kernels import main; main()" "$@"; }
 python() { "$PYTHON" "$@"; }
 pytest() { "$PYTHON" -m pytest "$@"; }
 """

@@ -3,9 +3,10 @@
     python -m tests.mutants --number 100 --seed 7
 
 Each mutant changes one place: an operator, a comparison, a sign, a constant, a clamp, an axis, two arguments, a
-statement that is dropped, or a number in a data file. The tests that import the changed module run first, then those
-of its mirrored folder and the commands' recorded answers, each mutant in a copy of the tree. A survivor is a hole in
-the tests, or changes nothing.
+statement that is dropped, or a number in a data file. The tests that ran the changed line run, as the coverage of all
+tests knows them, the narrowest first; where it knows none (compiled code, data), those that import the module, those of
+its mirrored folder, and the commands' recorded answers. Each mutant lives in a copy of the tree. A survivor is a hole
+in the tests, or changes nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from queue import SimpleQueue
 from random import Random
 from typing import Any
 
+import coverage
 import numba
 import pandas as pd  # noqa: F401  # loaded once, for the tests of every mutant
 import pytest
@@ -45,6 +47,7 @@ PACKAGES = (
 DATA = ("specsim/cost/roofline/*.json", "specsim/cost/shipped/*.json")
 SLOW = "triton.py"  # interpreted on CPUs, in minutes
 MOST_FILES = 16  # test files of a mutant
+MOST_TESTS = 120  # tests of a line
 UNMUTATED = {"isinstance", "issubclass", "getattr", "hasattr", "setattr", "cast", "InputError", "print", "warn", "join"}
 SWAPS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "and": "or", "or": "and"}
 ARITHMETIC = {"+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "%": "*", "@": "*", "**": "*"}
@@ -64,11 +67,16 @@ class Mutant:
     def text(self, old: bytes) -> bytes:
         return old[: self.start] + self.new + old[self.end :]
 
-    def __str__(self) -> str:
+    @property
+    def lines(self) -> range:
+        """The lines that it changes, from 1."""
         old = (ROOT / self.file).read_bytes()
-        line = old[: self.start].count(b"\n") + 1
-        before, after = (" ".join(text.decode().split()) for text in (old[self.start : self.end], self.new))
-        return f"{self.file}:{line} {self.kind}: {before[:70]!r} -> {after[:70]!r}"
+        return range(old.count(b"\n", 0, self.start) + 1, old.count(b"\n", 0, self.end) + 2)
+
+    def __str__(self) -> str:
+        old = (ROOT / self.file).read_bytes()[self.start : self.end]
+        before, after = (" ".join(text.decode().split()) for text in (old, self.new))
+        return f"{self.file}:{self.lines[0]} {self.kind}: {before[:70]!r} -> {after[:70]!r}"
 
 
 class Finder(ast.NodeVisitor):
@@ -194,6 +202,28 @@ def drawn(number: int, seed: int) -> list[Mutant]:
     return [kinds[names[i % len(names)]].pop() for i in range(number)]
 
 
+class Coverage:
+    """Which tests ran which line."""
+
+    def __init__(self, path: Path):
+        self.data = coverage.CoverageData(str(path))
+        self.data.read()
+        self.width: Counter[str] = Counter()  # lines that a test ran
+        for file in self.data.measured_files():
+            for tests in self.data.contexts_by_lineno(file).values():
+                self.width.update(self.names(tests))
+
+    @staticmethod
+    def names(contexts: list[str]) -> set[str]:
+        return {context.rpartition("|")[0] for context in contexts if "::" in context}
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """List the tests that ran a line of the mutant, the narrowest first."""
+        by_line = self.data.contexts_by_lineno(mutant.file)
+        tests = set().union(*(self.names(by_line.get(line, [])) for line in mutant.lines))
+        return sorted(tests, key=lambda test: (self.width[test], test))[:MOST_TESTS]
+
+
 def tests_of(file: str) -> list[str]:
     """List the test files of a file: those that import it, then its folder's, then the commands' recorded answers."""
     parts = Path(file.removeprefix("kernels/")).with_suffix("").parts
@@ -254,26 +284,34 @@ def _child(tree: Path, tests: list[str], log: Path, cache: Path | None) -> None:
     os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
 
 
-def verdict(mutant: Mutant, tree: Path, limit_s: float) -> tuple[str, str]:
+def verdict(mutant: Mutant, tree: Path, limit_s: float, known: Coverage) -> tuple[str, str]:
     """Run a mutant's tests in this copy of the tree, which is whole again afterwards."""
     path, old = tree / mutant.file, (ROOT / mutant.file).read_bytes()
+    tests = known.tests_of(mutant) or tests_of(mutant.file)
     compiled = b"numba" in old or "/policy/" in mutant.file  # whose callers' compiled code would stay the old
     with tempfile.TemporaryDirectory() as cache:
         path.write_bytes(mutant.text(old))
         try:
-            return run_tests(tree, tests_of(mutant.file), limit_s, Path(cache) if compiled else None)
+            what, why = run_tests(tree, tests, limit_s, Path(cache) if compiled else None)
         finally:
             path.write_bytes(old)
+        if what == "undecided" and run_tests(tree, tests, limit_s / 3)[0] == "survived":
+            return "killed", f"endless: after {limit_s:.0f} s, where the tree as it is takes less than a third"
+        return what, why
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--number", type=int, default=100, help="mutants to draw")
     parser.add_argument("--seed", type=int, required=True, help="a fresh one draws fresh mutants")
+    parser.add_argument(
+        "--coverage", type=Path, required=True, help="of all tests: `pytest --cov --cov-context=test` writes .coverage"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="copies of the tree to work in")
     parser.add_argument("--limit", type=float, default=240, help="seconds of tests for a mutant")
     options = parser.parse_args()
     mutants, results = drawn(options.number, options.seed), list[tuple[Mutant, str, str]]()
+    known = Coverage(options.coverage)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(options.jobs) as pool:
         trees = SimpleQueue[Path]()
         for job in range(options.jobs):
@@ -282,7 +320,7 @@ def main() -> None:
         def judge(mutant: Mutant) -> None:
             tree = trees.get()
             try:
-                what, why = verdict(mutant, tree, options.limit)
+                what, why = verdict(mutant, tree, options.limit, known)
             finally:
                 trees.put(tree)
             results.append((mutant, what, why))

@@ -10,26 +10,20 @@ struct Addresses {
   void* of[MAX_TENSORS];
 };
 
-// One block per tensor, sequence and head. table [sequence, pages]: the page that holds a slot, or null, where a
-// sequence is one page. A thread owns columns: it moves their words of all
-// rows in ascending order, and as path[j] >= j no row is overwritten before it is read. Within
-// a group of rows all are read first, which changes nothing for the same reason.
+// One block per tensor, sequence and head. A thread owns columns: it moves their words of all rows in ascending order,
+// and as path[j] >= j no row is overwritten before it is read. Within a group of rows all are read first, which changes
+// nothing for the same reason.
 template <typename Word>
 __global__ void __launch_bounds__(MAX_THREADS)
     compact_kv_kernel(const __grid_constant__ Addresses addresses, const int* __restrict__ path,
-                      const int* __restrict__ context_lens, const int* __restrict__ table, int pages, int page_bits,
-                      int steps, int64_t slots, int64_t columns, int64_t page_stride, int64_t head_stride,
-                      int64_t slot_stride) {
+                      const int* __restrict__ context_lens, int steps, int64_t slots, int64_t columns,
+                      int64_t sequence_stride, int64_t head_stride, int64_t slot_stride) {
   const int64_t sequence = blockIdx.y;
   Word* words_of_head = static_cast<Word*>(addresses.of[blockIdx.x]) + blockIdx.z * head_stride;
   const int64_t context = context_lens[sequence];
   path += sequence * steps;
 
-  const auto row_of = [&](int64_t slot) {
-    const int64_t page = table ? table[sequence * pages + (slot >> page_bits)] : sequence;
-    const int64_t within = table ? slot & ((int64_t(1) << page_bits) - 1) : slot;
-    return page * page_stride + within * slot_stride;
-  };
+  const auto row_of = [&](int64_t slot) { return sequence * sequence_stride + slot * slot_stride; };
   bool going = true;
   for (int begin = 0; begin < steps && going; begin += TOGETHER) {
     int64_t source[TOGETHER], target[TOGETHER];  // where rows begin; source is -1 where nothing moves
@@ -54,10 +48,10 @@ __global__ void __launch_bounds__(MAX_THREADS)
 }
 
 // addresses: in host memory. columns and strides count words of word_bytes; a sequence has `slots` slots.
-EXPORT int compact_kv(const int* path, const int* context_lens, const int* table, int64_t steps,
-                      const int64_t* addresses, int64_t tensors, int64_t word_bytes, int64_t batch, int64_t heads,
-                      int64_t slots, int64_t pages, int64_t page_bits, int64_t columns, int64_t page_stride,
-                      int64_t head_stride, int64_t slot_stride, void* stream) {
+EXPORT int compact_kv(const int* path, const int* context_lens, int64_t steps, const int64_t* addresses,
+                      int64_t tensors, int64_t word_bytes, int64_t batch, int64_t heads, int64_t slots,
+                      int64_t columns, int64_t sequence_stride, int64_t head_stride, int64_t slot_stride,
+                      void* stream) {
   if (tensors < 1 || tensors > MAX_TENSORS) return cudaErrorInvalidValue;
   if (batch == 0 || heads == 0 || slots == 0 || columns == 0 || steps == 0) return cudaSuccess;
   Addresses all = {};
@@ -65,8 +59,8 @@ EXPORT int compact_kv(const int* path, const int* context_lens, const int* table
   const unsigned threads = unsigned(columns >= MAX_THREADS ? MAX_THREADS : ceil_div(columns, 32) * 32);
   const dim3 grid(static_cast<unsigned>(tensors), unsigned(batch), unsigned(heads));
   const auto run = [&](auto word) {
-    return LAUNCH(compact_kv_kernel<decltype(word)>, grid, dim3(threads), 0, stream, all, path, context_lens, table,
-                  int(pages), int(page_bits), int(steps), slots, columns, page_stride, head_stride, slot_stride);
+    return LAUNCH(compact_kv_kernel<decltype(word)>, grid, dim3(threads), 0, stream, all, path, context_lens,
+                  int(steps), slots, columns, sequence_stride, head_stride, slot_stride);
   };
   switch (word_bytes) {
     case 16:

@@ -26,7 +26,7 @@ struct Shape {
   static_assert(KEYS * CHUNKS % THREADS == 0 && STAGES >= 2 && SHARED_BYTES < 163 * 1024);
 };
 
-// Start of the cache of one sequence and head; with pages, that head in page 0.
+// Start of the cache of one sequence and head.
 struct Cache {
   const char *keys, *values;
 };
@@ -42,13 +42,7 @@ __device__ __forceinline__ void load_tile(const Arguments& a, const Cache& cache
     const int slot = first_slot + row;
     // Slots behind the tail are not read, but zero: they may hold NaN, and 0 * NaN is NaN.
     const int bytes = slot < of.end && chunk * 8 < a.dim ? 16 : 0;
-    int64_t key_at = slot * a.key_slot, value_at = slot * a.value_slot;
-    if (of.pages) {
-      const int64_t page = bytes ? of.pages[slot >> a.page_bits] : 0;
-      const int within = slot & ((1 << a.page_bits) - 1);
-      key_at = page * a.key_batch + within * a.key_slot;
-      value_at = page * a.value_batch + within * a.value_slot;
-    }
+    const int64_t key_at = slot * a.key_slot, value_at = slot * a.value_slot;
     unsigned char* to = key_tile + row * S::ROW_BYTES + chunk * 16;
     copy_async_16(to, cache.keys + 2 * key_at + chunk * 16, bytes);
     copy_async_16(to + S::TILE_BYTES, cache.values + 2 * value_at + chunk * 16, bytes);
@@ -63,10 +57,9 @@ __global__ void __launch_bounds__(S::THREADS) tree_attention_kernel(const __grid
   if (w.split >= w.used_splits) return;
   const int lane = place.lane, row_warp = place.row_warp, key_warp = place.key_warp;
 
-  const int64_t whole = w.of.pages ? 0 : w.batch;
   const Cache cache = {
-      static_cast<const char*>(a.keys) + (whole * a.key_batch + w.kv_head * a.key_head) * 2,
-      static_cast<const char*>(a.values) + (whole * a.value_batch + w.kv_head * a.value_head) * 2};
+      static_cast<const char*>(a.keys) + (w.batch * a.key_batch + w.kv_head * a.key_head) * 2,
+      static_cast<const char*>(a.values) + (w.batch * a.value_batch + w.kv_head * a.value_head) * 2};
   unsigned char* stages = shared + S::QUERY_BYTES;
 
   for (int index = threadIdx.x; index < S::ROWS * S::CHUNKS; index += S::THREADS) {
@@ -274,12 +267,10 @@ int with_dim(const Task& task, int64_t block_dim, int64_t block_rows, bool tight
 
 // Addresses and strides are multiples of 16 bytes.
 EXPORT int tree_attention(const void* query, const void* keys, const void* values, const int* mask_bits,
-                          const int* context_lens, const int* tail_lens, const int* node_lens, const int* block_table,
-                          void* out, void* part_sums, void* part_stats, void* arrived, const int64_t* sizes,
+                          const int* context_lens, const int* tail_lens, void* out, void* part_sums, void* part_stats, void* arrived, const int64_t* sizes,
                           int64_t type, int64_t batch, int64_t kv_heads, int64_t splits,
                           int64_t block_dim, int64_t block_rows, int64_t tight, double scale, void* stream) {
-  Arguments a = arguments_of(query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out,
-                             sizes);
+  Arguments a = arguments_of(query, keys, values, mask_bits, context_lens, tail_lens, out, sizes);
   set_splits(a, part_sums, part_stats, arrived, splits, block_rows, scale);
   if (a.dim % 8 || a.dim > block_dim) return cudaErrorInvalidValue;
   const Launch task = {a, dim3(unsigned(a.row_tiles * splits), unsigned(kv_heads), unsigned(batch)), stream};
@@ -326,11 +317,8 @@ __global__ void __launch_bounds__(32 * SIMPLE_WARPS)
   const int64_t batch = blockIdx.z;
   const int dim = a.dim;
   const Sequence of = sequence_of(a, batch);
-  const int end = node < of.nodes ? of.end : 0;  // a node that is not in use sees nothing
-  const T* keys = static_cast<const T*>(a.keys) + kv_head * a.key_head;
-  const T* values = static_cast<const T*>(a.values) + kv_head * a.value_head;
-  const auto page_of = [&](int slot) { return of.pages ? int64_t(of.pages[slot >> a.page_bits]) : batch; };
-  const auto within = [&](int slot) { return of.pages ? slot & ((1 << a.page_bits) - 1) : slot; };
+  const T* keys = static_cast<const T*>(a.keys) + batch * a.key_batch + kv_head * a.key_head;
+  const T* values = static_cast<const T*>(a.values) + batch * a.value_batch + kv_head * a.value_head;
   const int* bits = a.mask_bits + (batch * a.nodes + node) * a.words;
   const T* from = static_cast<const T*>(a.query) + batch * a.query_batch + head * a.query_head + node * a.query_node;
   for (int d = threadIdx.x; d < dim; d += blockDim.x) query[d] = widen(from[d]);
@@ -338,12 +326,12 @@ __global__ void __launch_bounds__(32 * SIMPLE_WARPS)
 
   const W lowest = -W(__builtin_huge_val());
   W highest = lowest, total = 0, sum[MAX_DIM / 32] = {};
-  for (int first = 32 * warp; first < end; first += 32 * SIMPLE_WARPS) {
+  for (int first = 32 * warp; first < of.end; first += 32 * SIMPLE_WARPS) {
     const int slot = first + lane, other = slot - of.context;
     W score = lowest;
-    if (slot < end && (other < 0 || (other < 32 * a.words && (bits[other / 32] >> other % 32 & 1)))) {
+    if (slot < of.end && (other < 0 || (other < 32 * a.words && (bits[other / 32] >> other % 32 & 1)))) {
       score = 0;
-      const T* key = keys + page_of(slot) * a.key_batch + within(slot) * a.key_slot;
+      const T* key = keys + slot * a.key_slot;
       for (int d = 0; d < dim; ++d) score += query[d] * widen(key[d]);
       score *= W(scale_of_scores);
     }
@@ -364,7 +352,7 @@ __global__ void __launch_bounds__(32 * SIMPLE_WARPS)
       const W weight = weights[warp][j];
       if (weight == 0) continue;  // slots behind the tail are never read
       total += weight;
-      const T* value = values + page_of(first + j) * a.value_batch + within(first + j) * a.value_slot;
+      const T* value = values + (first + j) * a.value_slot;
 #pragma unroll
       for (int i = 0; i < MAX_DIM / 32; ++i)
         if (lane + 32 * i < dim) sum[i] += weight * widen(value[lane + 32 * i]);
@@ -397,11 +385,9 @@ __global__ void __launch_bounds__(32 * SIMPLE_WARPS)
 }
 
 EXPORT int tree_attention_simple(const void* query, const void* keys, const void* values, const int* mask_bits,
-                                 const int* context_lens, const int* tail_lens, const int* node_lens,
-                                 const int* block_table, void* out, const int64_t* sizes, int64_t type,
-                                 int64_t batch, int64_t kv_heads, double scale, void* stream) {
-  const Arguments a = arguments_of(query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table,
-                                   out, sizes);
+                                 const int* context_lens, const int* tail_lens, void* out, const int64_t* sizes,
+                                 int64_t type, int64_t batch, int64_t kv_heads, double scale, void* stream) {
+  const Arguments a = arguments_of(query, keys, values, mask_bits, context_lens, tail_lens, out, sizes);
   if (a.dim < 1 || a.dim > MAX_DIM) return cudaErrorInvalidValue;
   const dim3 grid(unsigned(a.nodes), unsigned(kv_heads * a.group), unsigned(batch)), block(32 * SIMPLE_WARPS);
   if (type == HALF) return LAUNCH(tree_attention_simple_kernel<__half>, grid, block, 0, stream, a, scale);

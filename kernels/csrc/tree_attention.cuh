@@ -6,7 +6,7 @@
 // its siblings' results and goes on upwards.
 //
 // A sequence's cache is the context, which all its nodes see, and the tail, of which each node sees the
-// slots that its mask names. The cache lies in one piece, or in pages that a block table names.
+// slots that its mask names.
 //
 // A shape S of a kernel says: ROWS of a block, in warps of WARP_ROWS, which are ROW_TILES of 16; KEYS of a tile;
 // THREADS that hold results, of which the warps of the same rows, KEY_WARPS, keep KEPT_COLUMNS times 8 columns
@@ -22,30 +22,26 @@ constexpr float MINUS_INFINITY = -__builtin_huge_valf();
 struct Arguments {
   const void *query, *keys, *values;
   const int *mask_bits, *context_lens;
-  const int *tail_lens, *node_lens;  // or null: all of a sequence's nodes
-  const int* block_table;            // [sequence, page], or null: the cache is in one piece
+  const int* tail_lens;  // or null: all of a sequence's nodes
   void* out;
   float4* part_sums;   // [tile of rows and head and sequence, split, fragment, thread]
   float2* part_stats;  // [tile of rows and head and sequence, split, row]: maximum, total weight
   unsigned* arrived;   // [tile of rows and head and sequence, split], 0 before and after
-  int nodes, words, group, dim, capacity, pages, page_bits, splits, row_tiles;
+  int nodes, words, group, dim, capacity, splits, row_tiles;
   float scale;
   int64_t query_batch, query_head, query_node;
-  int64_t key_batch, key_head, key_slot;  // with pages, "batch" is the page
+  int64_t key_batch, key_head, key_slot;
   int64_t value_batch, value_head, value_slot;
 };
 
 // Data of a block's sequence.
 struct Sequence {
   int context, end;  // the tail lies between
-  int nodes;         // in use
-  const int* pages;  // of this sequence, or null
 };
 
 __device__ __forceinline__ Sequence sequence_of(const Arguments& a, int64_t batch) {
   const int context = a.context_lens[batch], tail = a.tail_lens ? a.tail_lens[batch] : a.nodes;
-  const int nodes = a.node_lens ? max(0, min(a.node_lens[batch], a.nodes)) : a.nodes;
-  return {context, min(context + tail, a.capacity), nodes, a.block_table ? a.block_table + batch * a.pages : nullptr};
+  return {context, min(context + tail, a.capacity)};
 }
 
 // Which of the 32 slots whose first is `node` slots behind the context a row sees, lowest bit first.
@@ -65,7 +61,7 @@ struct Work {
   Sequence of;
   int64_t batch;
   int kv_head, row_tile, split;
-  int rows, first_row;  // rows of nodes in use; the block's first one
+  int rows, first_row;  // rows of all nodes; the block's first one
   int used_splits;      // others have nothing to do
   int first, last;      // tiles of slots
 };
@@ -74,9 +70,8 @@ template <typename S>
 __device__ __forceinline__ Work work_of(const Arguments& a) {
   Work w = {sequence_of(a, blockIdx.z), blockIdx.z, int(blockIdx.y)};
   w.row_tile = blockIdx.x % a.row_tiles, w.split = blockIdx.x / a.row_tiles;
-  w.rows = w.of.nodes * a.group, w.first_row = w.row_tile * S::ROWS;
-  // Rows of nodes that are not in use see nothing; their result is 0.
-  const int tiles = w.first_row < w.rows ? (w.of.end + S::KEYS - 1) / S::KEYS : 0;
+  w.rows = a.nodes * a.group, w.first_row = w.row_tile * S::ROWS;
+  const int tiles = (w.of.end + S::KEYS - 1) / S::KEYS;
   const int per_split = max((tiles + a.splits - 1) / a.splits, MIN_TILES);
   w.used_splits = max((tiles + per_split - 1) / per_split, 1);
   w.first = w.split * per_split, w.last = min(w.first + per_split, tiles);
@@ -86,7 +81,7 @@ __device__ __forceinline__ Work work_of(const Arguments& a) {
 // Starts copying 8 columns of a row of the query; columns behind the head are 0, rows behind the last one its copies.
 __device__ __forceinline__ void load_query(const Arguments& a, const Work& w, unsigned char* to, int local_row,
                                            int chunk) {
-  const int row = max(min(w.first_row + local_row, w.rows - 1), 0);
+  const int row = min(w.first_row + local_row, w.rows - 1);
   const int64_t at = w.batch * a.query_batch + (w.kv_head * a.group + row % a.group) * a.query_head +
                      (row / a.group) * a.query_node;
   copy_async_16(to, static_cast<const char*>(a.query) + 2 * at + chunk * 16, chunk * 8 < a.dim ? 16 : 0);
@@ -114,7 +109,7 @@ __device__ __forceinline__ void hide_unseen(const Arguments& a, const Work& w, c
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
       const int row = w.first_row + place.row(m, upper);
-      const int node = min(row, w.rows - 1) / a.group;  // there is one, as there is a tile
+      const int node = min(row, w.rows - 1) / a.group;
       const int* bits = a.mask_bits + (w.batch * a.nodes + node) * a.words;
 #pragma unroll
       for (int first = 0; first < N; first += 4) {  // 32 slots at a time
@@ -296,7 +291,7 @@ __device__ __forceinline__ bool merge_splits(const Arguments& a, const Work& w, 
   return true;
 }
 
-// The results of the rows that a thread holds; 0 for those of nodes that are not in use.
+// The results of the rows that a thread holds.
 template <typename T, typename S>
 __device__ __forceinline__ void write_rows(const Arguments& a, const Work& w, const Place<S>& place,
                                            const float4 (&kept)[S::ROW_TILES][S::KEPT_COLUMNS],
@@ -306,8 +301,8 @@ __device__ __forceinline__ void write_rows(const Arguments& a, const Work& w, co
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
       const int row = w.first_row + place.row(m, upper);
-      if (row >= a.nodes * a.group) continue;
-      const float total = row < w.rows ? softmax.total[m][upper] : 0;
+      if (row >= w.rows) continue;
+      const float total = softmax.total[m][upper];
       const float factor = total > 0 ? 1 / total : 0;  // what has seen nothing is 0
       const int64_t at =
           (w.batch * a.nodes + row / a.group) * gridDim.y * a.group + w.kv_head * a.group + row % a.group;
@@ -325,15 +320,14 @@ __device__ __forceinline__ void write_rows(const Arguments& a, const Work& w, co
 
 enum Type { HALF = 0, BFLOAT16 = 1, FLOAT = 2, DOUBLE = 3 };
 
-// sizes: nodes, words, group, dim, capacity, pages, page_bits; then in elements the strides of query (batch,
-// head, node), keys and values (batch or page, head, slot). A list in host memory.
-constexpr int SIZES = 16;
+// sizes: nodes, words, group, dim, capacity; then in elements the strides of query (batch, head, node), keys and values
+// (batch, head, slot). A list in host memory.
+constexpr int SIZES = 14;
 
 static Arguments arguments_of(const void* query, const void* keys, const void* values, const int* mask_bits,
-                              const int* context_lens, const int* tail_lens, const int* node_lens,
-                              const int* block_table, void* out, const int64_t* sizes) {
-  Arguments a = {query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out};
-  int* counts[] = {&a.nodes, &a.words, &a.group, &a.dim, &a.capacity, &a.pages, &a.page_bits};
+                              const int* context_lens, const int* tail_lens, void* out, const int64_t* sizes) {
+  Arguments a = {query, keys, values, mask_bits, context_lens, tail_lens, out};
+  int* counts[] = {&a.nodes, &a.words, &a.group, &a.dim, &a.capacity};
   int64_t* strides[] = {&a.query_batch, &a.query_head, &a.query_node,  &a.key_batch, &a.key_head,
                         &a.key_slot,    &a.value_batch, &a.value_head, &a.value_slot};
   for (int* count : counts) *count = int(*sizes++);

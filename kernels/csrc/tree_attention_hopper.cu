@@ -43,33 +43,26 @@ struct Ring {
   }
 };
 
-// One thread fetches the part's tiles into the ring, keys and values in turn. A tile is one box, or one
-// for each page where those are smaller; pages behind the tail are left out.
+// One thread fetches the part's tiles into the ring, keys and values in turn. A tile is one box.
 template <typename S>
 __device__ __forceinline__ void fetch(const Arguments& a, const Work& w, const Ring<S>& ring, const CUtensorMap* keys,
-                                      const CUtensorMap* values, int box_rows) {
+                                      const CUtensorMap* values) {
   for (int i = 0; i < 2 * (w.last - w.first); ++i) {
     const int first_slot = (w.first + i / 2) * S::KEYS;
-    const int boxes = (min(w.of.end - first_slot, S::KEYS) + box_rows - 1) / box_rows;
     uint64_t* full = ring.full + i % S::SLOTS;
     ring.wait_empty(i);
-    barrier_expect(full, boxes * box_rows * 128 * S::HALVES);
-    for (int box = 0; box < boxes; ++box) {
-      const int slot = first_slot + box * box_rows;
-      const int whole = w.of.pages ? w.of.pages[slot >> a.page_bits] : int(w.batch);
-      const int within = w.of.pages ? slot & ((1 << a.page_bits) - 1) : slot;
+    barrier_expect(full, S::TILE_BYTES);
 #pragma unroll
-      for (int half = 0; half < S::HALVES; ++half)
-        copy_box_async(ring.tile(i) + half * S::HALF_BYTES + box * box_rows * 128, i % 2 ? values : keys, full,
-                       half * 64, within, w.kv_head, whole);
-    }
+    for (int half = 0; half < S::HALVES; ++half)
+      copy_box_async(ring.tile(i) + half * S::HALF_BYTES, i % 2 ? values : keys, full, half * 64, first_slot,
+                     w.kv_head, int(w.batch));
   }
 }
 
 template <typename T, typename S>
 __global__ void __launch_bounds__(S::ALL_THREADS, 1)
     tree_attention_hopper_kernel(const __grid_constant__ Arguments a, const __grid_constant__ CUtensorMap keys,
-                                 const __grid_constant__ CUtensorMap values, int box_rows) {
+                                 const __grid_constant__ CUtensorMap values) {
 #ifdef HOPPER
   SHARED_MEMORY(shared, 1024);
   const Place<S> place;
@@ -88,7 +81,7 @@ __global__ void __launch_bounds__(S::ALL_THREADS, 1)
   __syncthreads();
   if (place.warp >= S::WARPS) {
     if constexpr (S::MOVES_REGISTERS) registers_down_to<24>();
-    if (threadIdx.x == S::THREADS) fetch(a, w, ring, &keys, &values, box_rows);
+    if (threadIdx.x == S::THREADS) fetch(a, w, ring, &keys, &values);
     return;
   }
   if constexpr (S::MOVES_REGISTERS) registers_up_to<240>();
@@ -192,7 +185,6 @@ struct Occupancy {
 struct Launch {
   const Arguments& a;
   const CUtensorMap &keys, &values;
-  int box_rows;
   dim3 grid;
   void* stream;
 
@@ -201,7 +193,7 @@ struct Launch {
     const cudaError_t allowed = ALLOW_SHARED_MEMORY((tree_attention_hopper_kernel<T, S>), S::SHARED_BYTES);
     if (allowed != cudaSuccess) return allowed;
     return LAUNCH((tree_attention_hopper_kernel<T, S>), grid, dim3(S::ALL_THREADS), S::SHARED_BYTES, stream, a, keys,
-                  values, box_rows);
+                  values);
   }
 };
 
@@ -214,32 +206,28 @@ int with_shape(const Task& task, int64_t block_dim, int64_t block_rows) {
   return cudaErrorInvalidValue;
 }
 
-// As tree_attention, of the same arguments but for `wholes`: the sequences or pages that the cache has.
+// As tree_attention, of the same arguments but for the last.
 EXPORT int tree_attention_hopper(const void* query, const void* keys, const void* values, const int* mask_bits,
-                                 const int* context_lens, const int* tail_lens, const int* node_lens,
-                                 const int* block_table, void* out, void* part_sums, void* part_stats,
-                                 void* arrived, const int64_t* sizes, int64_t type, int64_t batch, int64_t kv_heads,
-                                 int64_t splits, int64_t block_dim, int64_t block_rows, int64_t wholes, double scale,
+                                 const int* context_lens, const int* tail_lens, void* out, void* part_sums,
+                                 void* part_stats, void* arrived, const int64_t* sizes, int64_t type, int64_t batch,
+                                 int64_t kv_heads, int64_t splits, int64_t block_dim, int64_t block_rows, double scale,
                                  void* stream) {
-  Arguments a = arguments_of(query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out,
-                             sizes);
+  Arguments a = arguments_of(query, keys, values, mask_bits, context_lens, tail_lens, out, sizes);
   set_splits(a, part_sums, part_stats, arrived, splits, block_rows, scale);
-  const int64_t slots = a.block_table ? int64_t(1) << a.page_bits : a.capacity;
-  const int box_rows = a.block_table ? int(std::min<int64_t>(slots, TILE_KEYS)) : TILE_KEYS;
-  if (a.dim % 8 || a.dim > block_dim || box_rows % 8) return cudaErrorInvalidValue;
-  // Columns, slots, heads, sequences or pages. In a dimension of one any stride does, so it gets one that is allowed.
-  const uint64_t extents[] = {uint64_t(a.dim), uint64_t(slots), uint64_t(kv_heads), uint64_t(wholes)};
-  const auto map_of = [&](CUtensorMap* map, const void* base, int64_t slot, int64_t head, int64_t whole) {
-    uint64_t strides[] = {uint64_t(slot), uint64_t(head), uint64_t(whole)};
+  if (a.dim % 8 || a.dim > block_dim) return cudaErrorInvalidValue;
+  // Columns, slots, heads, sequences. In a dimension of one any stride does, so it gets one that is allowed.
+  const uint64_t extents[] = {uint64_t(a.dim), uint64_t(a.capacity), uint64_t(kv_heads), uint64_t(batch)};
+  const auto map_of = [&](CUtensorMap* map, const void* base, int64_t slot, int64_t head, int64_t sequence) {
+    uint64_t strides[] = {uint64_t(slot), uint64_t(head), uint64_t(sequence)};
     for (int d = 0; d < 3; ++d) strides[d] = 2 * (extents[d + 1] > 1 ? strides[d] : extents[0]);
-    return make_tensor_map(map, type == BFLOAT16, base, extents, strides, unsigned(box_rows));
+    return make_tensor_map(map, type == BFLOAT16, base, extents, strides, unsigned(TILE_KEYS));
   };
   CUtensorMap key_map, value_map;
   for (cudaError_t code : {map_of(&key_map, keys, a.key_slot, a.key_head, a.key_batch),
                            map_of(&value_map, values, a.value_slot, a.value_head, a.value_batch)})
     if (code != cudaSuccess) return code;
   const dim3 grid(unsigned(a.row_tiles * splits), unsigned(kv_heads), unsigned(batch));
-  const Launch task = {a, key_map, value_map, box_rows, grid, stream};
+  const Launch task = {a, key_map, value_map, grid, stream};
   if (type == HALF) return with_shape<__half>(task, block_dim, block_rows);
   if (type == BFLOAT16) return with_shape<__nv_bfloat16>(task, block_dim, block_rows);
   return cudaErrorInvalidValue;

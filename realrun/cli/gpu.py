@@ -44,7 +44,7 @@ def gpu(options: GpuOptions) -> Answer:
     begun = time.monotonic()  # on a busy machine what follows takes many seconds
 
     silence_libraries()
-    from realrun.gpu.stages import run_stages
+    from realrun.gpu import run_stages
     from specsim.io.files import working_in
 
     with working_in(options.out), progress_bar() as report:

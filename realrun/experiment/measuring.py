@@ -6,7 +6,6 @@ The costs of the same run follow from the rounds of its arms, and from probes am
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -38,7 +37,7 @@ from specsim.trace.trace import Trace
 
 Run = tuple[Policy | None, int, list[Round]]  # policy, prompt tokens, rounds
 PROBES = "probes.json"  # those that were still missing at the end
-LEAST_DECODED = 2  # prompts, however short time is: intervals are over prompts
+QUIET_PERCENT = 1.0  # noise floor at which another repeat would tell little
 
 
 class MeasuredCosts:
@@ -52,8 +51,6 @@ class MeasuredCosts:
     beside : another trace to be priced by these costs, whose contexts they cover too
     texts : to be probed along in all, every repeat counted
     own_baseline : whether the baseline runs the pair's own pass, or a pass that other pairs share
-    prober : that earlier costs of the pair were measured on; by default a new one
-    enough : samples of each cost
     """
 
     def __init__(
@@ -67,13 +64,11 @@ class MeasuredCosts:
         texts: int,
         own_baseline: bool = True,
         beside: Trace | None = None,
-        prober: Prober | None = None,
-        enough: int | None = None,
     ):
-        self.own_baseline, self.enough = own_baseline, enough
+        self.own_baseline = own_baseline
         self.trace, self.seed, self.texts_left = trace, seed, texts
         self.masks = pair.drafter.mask_groups
-        self.prober = prober or Prober(pair, depth=trace.depth, tree_tokens=tree_tokens, sampler=sampler, seed=seed)
+        self.prober = Prober(pair, depth=trace.depth, tree_tokens=tree_tokens, sampler=sampler, seed=seed)
         self.met: dict[str, Stream] = {}  # by policy
         self.probed = Stream()
         lows, highs = zip(*(context_range(part) for part in (trace, beside) if part is not None), strict=True)
@@ -85,7 +80,7 @@ class MeasuredCosts:
         output = self.trace.token[self.trace.offsets[index] : self.trace.offsets[index + 1]].tolist()
         left, self.texts_left = self.texts_left, max(1, self.texts_left - 1)
         met = [*self.met.values()]
-        return ProbedText(self.prober, met, self.probed, prompt.tokens, output, left, self.enough)
+        return ProbedText(self.prober, met, self.probed, prompt.tokens, output, left)
 
     def finish(self, prompt: Prompt, index: int, earlier: Samples | None = None) -> Samples:
         """Probe what is still missing, where there were too few texts to probe along; the samples, for `resume`.
@@ -178,6 +173,11 @@ class Measurement:
     def sequences(self) -> range:
         return range(len(self.prompts))
 
+    @property
+    def repeats(self) -> int:
+        """Count the runs of every prompt by every arm."""
+        return len(self.timings.runs[0, 0])
+
     @cached_property
     def seconds(self) -> list[Floats]:
         """Seconds of every arm [S] at the median of repeats, for as many tokens as the baseline emitted."""
@@ -227,7 +227,7 @@ def measure_in_turns(
     repeats: int,
     seed: int,
     progress: Counter,
-    limit_s: float = math.inf,
+    more_until_s: float | None = None,
 ) -> Measurement:
     """Decode every prompt with every arm in every repeat, and watch how busy others keep the machine meanwhile.
 
@@ -241,10 +241,11 @@ def measure_in_turns(
     prompts : of the trace's sequences, whose budgets and numbers they take
     folder : where a file for each repeat and sequence is kept; None keeps nothing
     progress : called with the sequences done in all repeats and their number
-    limit_s : seconds for all repeats; prompts that the first repeat does not reach in its part of them are left out
+    more_until_s : time.monotonic() by which the repeats after the first must end, which are made, all or none, only if
+        the first leaves a noise floor of more than `QUIET_PERCENT`; None makes them all
     """
-    begun_s = time.monotonic()
-    timings, ticks, names, total = Timings(), list[Ticks](), list(costs), repeats * len(prompts)
+    sure = repeats if more_until_s is None else 1
+    timings, ticks, names, total = Timings(), list[Ticks](), list(costs), sure * len(prompts)
     decoding = _Decoding(arms, prompts, trace, seed)
     samplers = [arm.decoder.sampler for arm in arms]
     missing = (folder and read_kept(folder / PROBES, dict[str, Samples])) or {}
@@ -277,10 +278,12 @@ def measure_in_turns(
             for cost in costs.values():
                 cost.measured.saw((arms[at].policy, len(prompt.tokens), done.runs[at].rounds) for at in cost.arms)
             progress(number + 1, total)
-            late = repeat == 0 and repeats * (time.monotonic() - begun_s) > limit_s
-            if late and LEAST_DECODED <= index + 1 < len(prompts):
-                prompts, total = prompts[: index + 1], repeats * (index + 1)
+        if sure < repeats:
+            others_s = (repeats - 1) * sum(runs[0].seconds for runs in timings.runs.values())
+            floor_percent = Measurement(arms, prompts, timings, load_from(ticks)).noise_floor_percent
+            if floor_percent <= QUIET_PERCENT or time.monotonic() + others_s > (more_until_s or 0.0):
                 break
+            sure, total = repeats, repeats * len(prompts)
     last = len(prompts) - 1
     probes = {name: cost.measured.finish(prompts[last], last, missing.get(name)) for name, cost in costs.items()}
     if folder is not None:

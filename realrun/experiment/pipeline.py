@@ -27,7 +27,6 @@ from realrun.lm.clock import clock_name
 from realrun.lm.variants import expansion_of
 from realrun.measure.record import RecordSettings, has_recorded
 from realrun.measure.reuse import check_job, recorded_trace, recording_identity
-from realrun.measure.sweeps import Prober
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, spread
 from realrun.provenance import device_name
@@ -58,11 +57,11 @@ UNFINISHED = "validation.partial"  # folder, in the output's, of what is there b
 IDENTITY, PLAN, TUNED, DECODED = "settings.json", "plan.json", "tuned.json", "decoded"
 OTHER = f"{ANEW} or another --out"
 RECORD_STEPS = 2.0  # time of a recorded token, in decoding steps: its own, and the proposals behind it; trees take more
-RECORD_SHARE = 0.25  # of the minutes, at most for recording
+RECORD_SHARE = 0.35  # of the minutes, at most for recording
 DECODE_FACTOR = 1.4  # time of decoding with all arms over the arms' own rounds: probes of costs take turns too
 END_S = 15.0  # for the probe and the report after decoding
 LEAST_PROMPTS, LEAST_HELD_OUT, ENOUGH_HELD_OUT = 8, 4, 12
-ENOUGH_POLICIES = 2
+ENOUGH_POLICIES = 3
 
 log = logging.getLogger("realrun")
 
@@ -221,18 +220,15 @@ class Experiment(ABC):
         rows = iter(made.rows)
         entries = [Entry(name, candidate, next(rows)) for name, chosen in tuned.items() for candidate in chosen]
         holdouts = {name: trace.select(held) for name, trace in self.record(held, "record", whole=True).items()}
-        contenders = self.contenders  # without those that could not be recorded
-        entries = [entry for entry in entries if entry.name in contenders]
         measurement, profiles = None, dict[str, list[Profile]]()
         if settings.repeats:
             measurement, profiles = self.decode(entries, [self.prompts[n] for n in held], trains, holdouts, costs)
-            holdouts = {name: trace.select(measurement.sequences) for name, trace in holdouts.items()}
         return Outcome(
-            contenders=contenders,
+            contenders=self.contenders,
             entries=entries,
-            trains={name: trains[name] for name in contenders},
+            trains=trains,
             holdouts=holdouts,
-            costs={name: costs[name] for name in contenders},
+            costs=costs,
             forecast=made,
             measurement=measurement,
             profiles=profiles,
@@ -318,14 +314,6 @@ class Experiment(ABC):
         """Name an entry's arm."""
         return str(entry.candidate.policy)
 
-    def limit_s(self) -> float:
-        """Return the seconds that decoding may take."""
-        return math.inf
-
-    def probing(self, pair: Pair) -> tuple[Prober | None, int | None]:
-        """Return the prober of earlier measurements of this pair, and how many samples of each cost are enough."""
-        return None, None
-
     def decode(
         self,
         entries: Sequence[Entry],
@@ -359,7 +347,7 @@ class Experiment(ABC):
         own_arms = {name: [arm for arm, (of, _) in enumerate(policies, start=1) if of == name] for name, _, _ in parts}
         measured: dict[tuple[str, int], Costs] = {}
         for name, part, pair in parts:
-            contender, (prober, enough) = self.contenders[name], self.probing(pair)
+            contender = self.contenders[name]
             own_baseline = contender.pair is self.plain
             joined = len(contender.parts) > 1  # an arm's rounds are those of several parts
             cost = MeasuredCosts(
@@ -368,11 +356,9 @@ class Experiment(ABC):
                 tree_tokens=costs[name].cost.max_tree_tokens if contender.record.tree_nodes else 0,
                 sampler=sampler,
                 seed=settings.seed,
-                texts=math.ceil(settings.repeats * len(prompts) / len(parts)),
+                texts=math.ceil((1 if settings.minutes else settings.repeats) * len(prompts) / len(parts)),
                 own_baseline=own_baseline,
                 beside=trains[name],
-                prober=prober,
-                enough=enough,
             )
             arms_of_cost = [*(baselines if own_baseline else []), *([] if joined else own_arms[name])]
             measured[name, part] = Costs(cost, sorted(arms_of_cost))
@@ -385,12 +371,12 @@ class Experiment(ABC):
             repeats=settings.repeats,
             seed=settings.seed,
             progress=lambda done, total: self.progress("decode", done, total),
-            limit_s=self.limit_s(),
+            more_until_s=self.begun_s + 60 * settings.minutes - END_S if settings.minutes else None,
         )
         profiles: dict[str, list[Profile]] = {name: [] for name in self.contenders}
         for name, part, _ in parts:
             runs = self.contenders[name].runs(part, measurement, sorted([*baselines, *own_arms[name]]))
-            profiles[name].append(measured[name, part].measured.profile(runs, settings.repeats))
+            profiles[name].append(measured[name, part].measured.profile(runs, measurement.repeats))
         return measurement, profiles
 
 
@@ -505,8 +491,9 @@ class Plan:
     """Prompts and policies that fit into the minutes of an experiment; a file keeps them for a later start.
 
     The most telling comes first: the policy that the forecast would deploy, then the best variant of every other policy
-    by forecast, then the other variants, on prompts spread evenly over the domains. Times are estimated from decoding
-    steps, so they hold as long as the machine stays as it is.
+    by forecast, then the other variants, on prompts spread evenly over the domains, each decoded once: another prompt
+    tells more than the same again. Times are estimated from decoding steps, so they hold as long as the machine stays
+    as it is.
 
     step_s : function that measures the seconds of a decoding step, called where the file does not tell them
     """
@@ -548,7 +535,7 @@ class Plan:
             return list(tuned), list(range(len(held_out)))
         if "policies" not in self.kept:
             left_s = 60 * self.settings.minutes - spent_s - END_S
-            baseline_s = DECODE_FACTOR * self.settings.repeats * self.prompt_s
+            baseline_s = DECODE_FACTOR * self.prompt_s  # once; again only where time is left
             speedups = [candidate.train_speedup or 1.0 for candidate in tuned]
             best_first = by_kind([candidate.policy.name for candidate in tuned], speedups)
             policies, prompts = fitting(

@@ -137,7 +137,7 @@ def validate(
         },
         "skipped": [{"policy": policy, "reason": reason} for _, policy, reason in outcome.skipped],
         "prompts": prompt_facts(experiment.prompts, settings.record.prompts_source),
-        "options": settings.options,
+        "options": {**settings.options, "repeats": result.measurement.repeats},
     }
     with replacing(out / "rounds.parquet") as temporary:
         write_table(rounds_table(result), temporary)
@@ -251,7 +251,7 @@ def validate_joined(
         **_compared(outcome, measurement, settings.seed),
         "skipped": [{"policy": policy, "reason": reason} for _, policy, reason in outcome.skipped],
         "prompts": prompt_facts(prompts, settings.record.prompts_source),
-        "options": settings.options,
+        "options": {**settings.options, "repeats": measurement.repeats},
     }
     write_json(joined_document([profile.as_dict() for profile in outcome.profiles[JOINED]]), out / "cost.json")
     write_json(document, out / "validation.json")

@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from realrun.decode.decoder import Decoder
+from realrun.decode.decoder import Decoder, Decoding
 from realrun.decode.draft import Draft, Drafter, KeepDrafting
-from realrun.decode.rounds import Decoded, Round, RoundContext
+from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.experiment.pipeline import candidates
 from realrun.experiment.settings import Candidate
-from realrun.experiment.timing import Timings, WallClock, check_repeats
+from realrun.experiment.timing import Arm, Timings, WallClock, check_repeats, turned
 from realrun.experiment.validate import Row, choice_of, forecasts_of, rounds_identical, row_document
-from realrun.lm.cached import CachedLM
+from realrun.measure.interleaving import TURN_ROUNDS, take_turns
 from realrun.measure.profile import ProfileSlices, contexts_between
 from realrun.measure.rounds import ScriptedVerifier
 from realrun.pairs.pair import Pair
@@ -40,7 +40,6 @@ from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.replaying.chain import or_unread
 from specsim.replaying.checks import check_replayable
 from specsim.replaying.intervals import ratio_interval
-from specsim.replaying.kernel import step_functions
 from specsim.replaying.oracles import chain_oracle_seconds
 from specsim.replaying.prediction import summarise
 from specsim.replaying.priced import PricedTrace
@@ -49,7 +48,7 @@ from specsim.trace.trace import Trace
 
 WARM_UP_ROUNDS = 8
 KIND, VERSION = "specsim-scripted", 1
-BASELINE = -1  # its number among the arms
+BASELINE = 0  # its number among the arms
 MIN_SEQUENCES = 2  # run whatever the time, since an interval needs them
 
 
@@ -116,66 +115,27 @@ class TraceVerifier(ScriptedVerifier):
         return super().__call__(logits, draft, context)
 
 
-class ScriptedDecoder:
-    """Runs a trace's rounds on a pair of models. The trace's prompts become random text of their length."""
+def scripted_arm(name: str, policy: ChainPolicy | None, pair: Pair, script: Script, sampler: Sampler) -> Arm:
+    """An arm with its own caches, whose rounds go as the script says; no token ends a text."""
+    target, draft = pair.make_drafter(())
+    return Arm(name, policy, Decoder(target, ScriptedDrafter(draft, script), (), sampler, TraceVerifier(script)), 0)
 
-    def __init__(self, pair: Pair, trace: Trace, sampler: Sampler, seed: int):
-        script = Script(trace)
-        target, draft = pair.make_drafter(())
-        self.trace, self.seed, self.draft_lm = trace, seed, draft.lm
-        self.decoder = Decoder(target, ScriptedDrafter(draft, script), (), sampler, TraceVerifier(script))
-        longest = int((trace.prompt_tokens + trace.output_tokens).max())
-        self._tokens: list[int] = np.random.default_rng(seed).integers(1, vocabulary(pair), longest).tolist()
 
-    @torch.inference_mode()
-    def warm_up(self, policies: Sequence[ChainPolicy]) -> None:
-        """Make room, record every size of pass, compile every policy: nothing of it belongs on the clock."""
-        length, depth = len(self._tokens) + self.trace.depth + 2, self.trace.depth
-        self.decoder.target.warm(range(1, depth + 2), length)
-        self.decoder.drafter.prepare(length, self.decoder.sampler, int(self.trace.sequence_id[0]), depth)
-        for policy in policies:
-            self.speculative(0, policy, most_rounds=WARM_UP_ROUNDS)
+class ScriptedDecoding(Decoding):
+    """Decodes a trace's sequence of this index, to the end of its output.
 
-    @torch.inference_mode()
-    def speculative(self, index: int, policy: ChainPolicy, *, most_rounds: int | None = None) -> list[Round]:
-        """The rounds of the trace's index-th sequence, all of them unless told."""
-        trace, decoder = self.trace, self.decoder
-        prompt, length = int(trace.prompt_tokens[index]), int(trace.output_tokens[index])
-        sequence, rounds = int(trace.sequence_id[index]), list[Round]()
-        self._prepare(sequence, length)
-        for lm in (decoder.target, self.draft_lm):
-            self._rewind(lm, prompt - 1)
-        tokens, state = self._tokens[:prompt], step_functions(policy).initial_state(policy.params)
-        while (t := len(tokens) - prompt) < length and (most_rounds is None or len(rounds) < most_rounds):
-            context = RoundContext(decoder.sampler, sequence, t, policy.max_draft_tokens, self.seed)
-            state, _ = decoder.round(tokens, context, policy, state, rounds)
-        return rounds
+    text : random tokens, of which the prompt takes the first
+    """
 
-    @torch.inference_mode()
-    def autoregressive(self, index: int, start: int, end: int) -> list[Round]:
-        """The baseline's rounds for output positions start .. end - 1 of a sequence, in warm caches."""
-        trace, decoder = self.trace, self.decoder
-        prompt, sequence = int(trace.prompt_tokens[index]), int(trace.sequence_id[index])
-        rounds: list[Round] = []
-        self._prepare(sequence, end)
-        for warm, last in ((False, start + 1), (True, end)):
-            tokens = self._tokens[: prompt + start]
-            self._rewind(decoder.target, len(tokens) - 1)
-            for t in range(start, last):
-                context = RoundContext(decoder.sampler, sequence, t, 0, self.seed)
-                decoder.round(tokens, context, None, None, rounds if warm else [])
-        return rounds
+    def __init__(self, arm: Arm, trace: Trace, index: int, text: Sequence[int], seed: int):
+        prompt, budget = int(trace.prompt_tokens[index]), int(trace.budget_tokens[index])
+        super().__init__(arm.decoder, text[:prompt], budget, arm.policy, int(trace.sequence_id[index]), seed)
+        self.output_tokens = int(trace.output_tokens[index])
 
-    def _prepare(self, sequence: int, positions: int) -> None:
-        """Make the noise of a sampled choice ahead of the clock, for drafts beyond the last position too."""
-        model, sampler = self.decoder.target.model, self.decoder.sampler
-        positions += self.trace.depth + 1
-        sampler.prepare(sequence, positions, int(model.config.vocab_size), self.decoder.target.device, model.dtype)
-
-    def _rewind(self, lm: CachedLM, length: int) -> None:
-        """Make the cache `length` tokens long. Text that was there may stay, as it means nothing."""
-        lm.truncate(length)
-        lm.prefill(self._tokens[lm.length : length])
+    def advance(self) -> Draft:
+        draft = super().advance()
+        self.done = self.position >= self.output_tokens  # an output may end before its budget
+        return draft
 
 
 def with_prefix(trace: Trace, tokens: int) -> Trace:
@@ -219,9 +179,8 @@ def scripted_validation(
 
     begun : on time.monotonic(), when the minutes begin, default now
 
-    Every sequence is run by every policy in shuffled order, with a burst of the autoregressive
-    baseline before each; together the bursts cover the sequence once. Every round is taken at the
-    median of its repeats. The profile is taken in slices between the repeats, since machines drift.
+    The autoregressive baseline and all policies run a sequence at once, in turns of a few rounds. Every round is taken
+    at the median of its repeats. The profile is taken in slices between the repeats, since machines drift.
     """
     begun = time.monotonic() if begun is None else begun
     deadline = np.inf if settings.minutes is None else begun + 60 * settings.minutes
@@ -251,9 +210,39 @@ def scripted_validation(
     else:
         train, holdout = trace.select([]), trace
         chosen = [Candidate(policy, "given") for policy in settings.policies]
-    runner = ScriptedDecoder(pair, holdout, settings.sampler, seed)
-    pace, timings = _Pace(deadline, slices), Timings()
-    complete = _run_repeats(runner, chosen, pace, timings, settings, progress)
+    script = Script(holdout)
+    policies: list[Any] = [None, *(candidate.policy for candidate in chosen)]
+    arms = [scripted_arm(str(policy), policy, pair, script, settings.sampler) for policy in policies]
+    longest = int(holdout.prompt_tokens.max())
+    text = np.random.default_rng(seed).integers(1, vocabulary(pair), longest).tolist()
+    timings, complete, runs = Timings(), 0, 0
+    order, longest_s = np.random.default_rng(seed), 0.0
+    index_order = order.permutation(holdout.sequences).tolist()
+    for arm in [*arms, *turned(arms)]:
+        warming = ScriptedDecoding(arm, holdout, 0, text, seed)
+        while not warming.done and len(warming.rounds) < WARM_UP_ROUNDS:
+            warming.advance()
+    for repeat in range(repeats):
+        before = runs
+        for index in index_order:
+            start = time.monotonic()
+            # The sequence and the last slice of the profile need their time as well.
+            if start + longest_s + slices.longest_s > deadline and runs >= MIN_SEQUENCES:
+                break
+            decodings = [
+                ScriptedDecoding(arm, holdout, index, text, seed)
+                for arm in (turned(arms) if (repeat + index) % 2 else arms)
+            ]
+            take_turns(decodings, order, shift=repeat % TURN_ROUNDS)
+            for place, decoding in enumerate(decodings):
+                timings.add(place, index, decoding.result)
+            runs, longest_s = runs + 1, max(longest_s, time.monotonic() - start)
+            progress("run", runs, repeats * holdout.sequences)
+        if runs > before:
+            slices.measure()
+        if runs < before + holdout.sequences:
+            break
+        complete += 1
     done = np.array(sorted(index for arm, index in timings.runs if arm == BASELINE))
     autoregressive_s = timings.seconds(BASELINE, done.tolist())
     rows = _rows(holdout.select(done), chosen, slices.profile.cost, timings, done.tolist(), seed)
@@ -275,10 +264,10 @@ def scripted_validation(
         "done": {
             "minutes": None if settings.minutes is None else float(settings.minutes),
             "spent_minutes": (time.monotonic() - begun) / 60,
-            "stopped_early": pace.done < repeats * holdout.sequences,
+            "stopped_early": runs < repeats * holdout.sequences,
             "repeats": complete,
             "repeats_asked": repeats,
-            "sequence_runs": pace.done,
+            "sequence_runs": runs,
             "sequence_runs_asked": repeats * holdout.sequences,
         },
         "autoregressive_sequence_seconds": autoregressive_s.tolist(),
@@ -290,70 +279,6 @@ def scripted_validation(
     }
 
 
-def _run_repeats(
-    runner: ScriptedDecoder,
-    chosen: Sequence[Candidate],
-    pace: _Pace,
-    timings: Timings,
-    settings: ScriptedSettings,
-    progress: Progress,
-) -> int:
-    """Run all sequences in repeats while there is time, with a slice of costs after each; count complete repeats."""
-    arms = [candidate.policy for candidate in chosen if isinstance(candidate.policy, ChainPolicy)]
-    runner.warm_up(arms)
-    sequences, order = runner.trace.sequences, np.random.default_rng(settings.seed)
-    baseline, index_order = _Baseline(runner, timings), order.permutation(sequences).tolist()
-    for repeat in range(settings.repeats):
-        before = pace.done
-        for index in pace.within(index_order, lambda done: progress("run", done, settings.repeats * sequences)):
-            for place, arm in enumerate(order.permutation(len(arms)).tolist()):
-                baseline.burst(index, place, len(arms))  # together they cover the sequence once
-                timings.add(arm, index, Decoded([], runner.speculative(index, arms[arm]), 0.0))
-        if pace.done > before:
-            pace.slices.measure()
-        if pace.done < before + sequences:
-            return repeat
-    return settings.repeats
-
-
-class _Pace:
-    """Yields sequences as long as there is time; the first two whatever the time."""
-
-    def __init__(self, deadline: float, slices: ProfileSlices):
-        self.deadline, self.slices = deadline, slices
-        self.done, self.longest_s = 0, 0.0
-
-    def within(self, sequences: Iterable[int], report: Callable[[int], None]) -> Iterator[int]:
-        for sequence in sequences:
-            start = time.monotonic()
-            # The sequence and the last slice of the profile need their time as well.
-            late = start + self.longest_s + self.slices.longest_s > self.deadline
-            if late and self.done >= MIN_SEQUENCES:
-                return
-            yield sequence
-            self.done += 1
-            self.longest_s = max(self.longest_s, time.monotonic() - start)
-            report(self.done)
-
-
-class _Baseline:
-    """The autoregressive runs, each cut into as many bursts as there are turns."""
-
-    def __init__(self, runner: ScriptedDecoder, timings: Timings):
-        self.runner, self.timings = runner, timings
-        self.rounds: list[Round] = []
-
-    def burst(self, sequence: int, place: int, places: int) -> None:
-        length = int(self.runner.trace.output_tokens[sequence])
-        cuts = np.linspace(0, length, places + 1).round().astype(int).tolist()
-        if place == 0:
-            self.rounds = []
-        if cuts[place] < cuts[place + 1]:
-            self.rounds += self.runner.autoregressive(sequence, cuts[place], cuts[place + 1])
-        if place == places - 1:
-            self.timings.add(BASELINE, sequence, Decoded([], self.rounds, 0.0))
-
-
 def _rows(
     trace: Trace, chosen: Sequence[Candidate], cost: ProfileCost, timings: Timings, done: Sequence[int], seed: int
 ) -> list[Row]:
@@ -361,7 +286,7 @@ def _rows(
     priced, baseline_s = PricedTrace(trace, cost), timings.seconds(BASELINE, done)
     oracle_s = chain_oracle_seconds(trace, priced.table())
     rows = []
-    for arm, candidate in enumerate(chosen):
+    for arm, candidate in enumerate(chosen, start=1):
         replayed = priced.replay(candidate.policy, seed=seed, log=True)
         decoded, own_s = timings.last_runs(arm, done), timings.seconds(arm, done)
         measured = ratio_interval(baseline_s, own_s)
@@ -398,6 +323,6 @@ def run_scripted(
     The minutes cover making the models too.
     """
     begun = time.monotonic()
-    positions = context_range(with_prefix(trace, settings.context))[1] + trace.depth + 4
+    positions = int((trace.prompt_tokens + trace.budget_tokens).max()) + settings.context + trace.depth + 4
     pair = random_pair(target, draft, device=device, dtype=dtype, positions=positions, smoke=smoke, seed=settings.seed)
     return scripted_validation(pair, trace, settings, progress, begun)

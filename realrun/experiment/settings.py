@@ -62,7 +62,8 @@ class ValidationSettings(ExperimentSettings):
     record : what is recorded, and how tokens are chosen
     kinds : policies to compare; None: all that the trace can serve
     trials : configurations to try per policy
-    repeats : timed runs of every held-out prompt and policy, an odd number from 3 on
+    repeats : timed runs of every held-out prompt and policy, an odd number from 3 on; within minutes one, and the
+        others where time is left and noise asks for them
     tuning_share : share of the prompts to tune on, in (0, 1)
     seed : of all randomness
     minutes : time to spend: prompts and policies are left out to fit, the least telling first; 0: no limit

@@ -18,10 +18,10 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -47,14 +47,13 @@ from realrun.measure.profile import TREE_TOKENS, profile_slice
 from realrun.measure.record import RecordSettings
 from realrun.measure.reuse import check_job
 from realrun.measure.stream import STATISTICS, Samples, Stream
-from realrun.measure.sweeps import Prober
 from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
 from specsim.acceptance.formulas import distinct_trigrams
 from specsim.cost.model import CostModel
 from specsim.cost.profile import Profile, ProfileDocument
-from specsim.io.arrays import Floats, Ints
+from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
 from specsim.io.files import remove_folder, write_json, write_text
 from specsim.io.progress import Counter, Progress
@@ -88,23 +87,6 @@ MEASURED = (
 LOOPS = 0.5  # share of distinct trigrams up to which a text repeats itself
 
 
-@dataclass(frozen=True)
-class CostSettings:
-    """How much of costs is measured: slices of each drafter, at least where time is short and normally.
-
-    sweeps : of a slice; tree_tokens : largest tree
-    enough : samples of each part beside the arms' rounds, None for the usual number
-    one_prober : whether all measurements of a drafter run on the same caches, which saves recording their graphs anew
-    """
-
-    least_slices: int = field(default_factory=lambda: LEAST_SLICES)  # read when made
-    slices: int = field(default_factory=lambda: SLICES)
-    sweeps: int = SLICE_SWEEPS
-    tree_tokens: int = field(default_factory=lambda: TREE_TOKENS)
-    enough: int | None = None
-    one_prober: bool = False
-
-
 class Slices(TypedDict):
     """Slices so far, the samples of their sweeps, and the profile that follows."""
 
@@ -120,8 +102,6 @@ class SlicedCosts:
     plain : the plain target with a drafter that leaves its pass alone
     contexts : at which costs are measured
     record : what is recorded of the drafters, and how tokens are chosen
-    how : how much is measured
-    probers : those that are kept, by their pair's id; None if none are
     """
 
     def __init__(
@@ -133,11 +113,8 @@ class SlicedCosts:
         contexts: Sequence[int],
         record: RecordSettings,
         seed: int,
-        how: CostSettings | None = None,
     ):
-        how = how or CostSettings()
         self.pairs, self.drafters = {**pairs, PLAIN: plain}, list(pairs)
-        self.how, self.probers = how, dict[int, Prober]() if how.one_prober else None
         self.folder, self.contexts, self.record, self.seed = folder, contexts, record, seed
         self.slices: dict[str, int] = dict.fromkeys(self.pairs, 0)
         self.sweeps: dict[str, list[Stream]] = {name: [] for name in self.pairs}
@@ -156,7 +133,7 @@ class SlicedCosts:
 
         Raises InputError where even the most slices give costs that cannot be.
         """
-        wanted, end = self.how.slices, time.monotonic() + limit_s
+        wanted, end = SLICES, time.monotonic() + limit_s
         while True:
             self._take_turns(wanted, progress, end)
             profiles = {name: by_medians(self.profiles[name], self.profiles[PLAIN]) for name in self.drafters}
@@ -166,7 +143,7 @@ class SlicedCosts:
             except InputError:
                 if wanted >= MOST_SLICES:
                     raise
-                wanted += self.how.slices
+                wanted += SLICES
             else:
                 break
         for name, profile in profiles.items():
@@ -176,7 +153,7 @@ class SlicedCosts:
     def _take_turns(self, wanted: int, progress: Counter, end: float) -> None:
         names = list(self.pairs)
         while (number := min(self.slices.values())) < wanted:
-            if wanted == self.how.slices and number >= self.how.least_slices and time.monotonic() > end:
+            if wanted == SLICES and number >= LEAST_SLICES and time.monotonic() > end:
                 return
             for at in np.random.default_rng((self.seed, number)).permutation(len(names)).tolist():
                 if self.slices[names[at]] == number:
@@ -189,13 +166,12 @@ class SlicedCosts:
         self.profiles[name] = profile_slice(
             self.pairs[name],
             self.sweeps[name],
-            self.how.sweeps,
+            SLICE_SWEEPS,
             contexts=self.contexts,
             depth=1 if alone else self.record.max_draft_tokens,
             sampler=self.record.sampler,
             seed=self.seed,
-            tree_tokens=self.how.tree_tokens if self.record.tree is not None and not alone else 0,
-            probers=self.probers,
+            tree_tokens=TREE_TOKENS if self.record.tree is not None and not alone else 0,
         )
         self.slices[name] += 1
         sweeps = [samples.as_dict() for samples in self.sweeps[name]]
@@ -234,30 +210,11 @@ class BoardSettings(ExperimentSettings):
     Depth and trees are cut to what each drafter can do.
 
     repeats : 0 to predict only; 1 on a machine that nothing interrupts, where more prompts tell more
-    rows : most rows of a drafter, its paper's policy and those of `also` first; 0: one for each role
-    also : policies that are among a drafter's rows whatever is faster, by the drafter's name
-    costs : how much of costs is measured, None for the usual amount
-    decode_until : time.monotonic() at which decoding ends; held-out prompts that do not fit are left out
     """
-
-    rows: int = 0
-    also: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    costs: CostSettings | None = None
-    decode_until: float = math.inf
 
     def __post_init__(self) -> None:
         if self.repeats > 1:
             check_repeats(self.repeats)
-
-
-class Ahead(Protocol):
-    """Records and tunes in other processes; the board then reads the results from its folder."""
-
-    def record(self, prompts: Sequence[Prompt], sequences: Ints) -> Mapping[str, str]:
-        """Record these prompts with all drafters; return the reason of every drafter that failed."""
-
-    def tune(self, prompts: Sequence[Prompt], sequences: Ints, settings: BoardSettings) -> None:
-        """Tune the policies of all drafters on these prompts, at the costs of the profiles in the folder."""
 
 
 def run_leaderboard(
@@ -269,13 +226,11 @@ def run_leaderboard(
     progress: Progress,
     *,
     overwrite: bool = False,
-    ahead: Ahead | None = None,
 ) -> dict[str, Any]:
     """Record, measure, tune, rank and decode; return the document of leaderboard.json.
 
     pairs : by the name that the drafter has in the leaderboard; plain : the target with a drafter that leaves its pass
     alone. What is in the folder already, made with the same settings, is used; more repeats may be asked for.
-    ahead : records and tunes in other processes; drafters that fail there are left out
     """
     if settings.record.sampler.mode == "rejection":
         raise InputError(
@@ -289,7 +244,6 @@ def run_leaderboard(
     }
     _claim(out, _identity(pairs, prompts, settings), list(pairs), overwrite=overwrite)
     experiment = _Ranking(contenders, plain, prompts, settings, out, progress, overwrite=False)
-    experiment.ahead = ahead
     outcome = experiment.run()
     profiles = {name: profile for name, (profile,) in outcome.profiles.items()} or experiment.tuning_profiles
     for name, profile in profiles.items():
@@ -311,7 +265,7 @@ def run_leaderboard(
         "median_abs_error_percent": median_error(table),
         "errors": errors_of([{**row, "predicted": row["speedup"]} for row in table]) if settings.repeats else {},
         "forecast": outcome.forecast.summary(),
-        "options": settings.options,
+        "options": {**settings.options, "repeats": outcome.measurement.repeats if outcome.measurement else 0},
     }
     write_json(document, out / "leaderboard.json")
     from specsim.report.drafters import render_drafters, write_drafters_table  # matplotlib is slow to load
@@ -325,7 +279,6 @@ class _Ranking(Experiment):
     """An experiment with several drafters, whose costs are measured in turns, in the folder of its result."""
 
     settings: BoardSettings
-    ahead: Ahead | None = None
 
     def claim(self) -> None:
         pass  # `_claim` compares all prompts, of which the minutes choose some
@@ -334,45 +287,23 @@ class _Ranking(Experiment):
     def pairs(self) -> dict[str, Pair]:
         return {name: contender.pair for name, contender in self.contenders.items()}
 
-    def record(self, sequences: Ints, what: str, *, whole: bool = False) -> dict[str, Trace]:
-        failed = {} if self.ahead is None else self.ahead.record(self.prompts, sequences)
-        self.skipped += [(name, "all", reason) for name, reason in failed.items()]
-        for name in failed:
-            self.contenders.pop(name, None)
-        if not self.contenders:
-            raise InputError(f"no drafter could be recorded ({'; '.join(failed.values())}); give others")
-        return super().record(sequences, what, whole=whole)
-
-    @cached_property
-    def sliced(self) -> SlicedCosts:
-        """Make every drafter's costs, at the contexts that prompts may meet."""
-        settings = self.settings
-        contexts = contexts_of(self.prompts, settings.record.max_new_tokens)
-        record, seed, how = settings.record, settings.seed, settings.costs
-        return SlicedCosts(self.pairs, self.plain, self.folder, contexts=contexts, record=record, seed=seed, how=how)
-
     def costs(self) -> Mapping[str, ForecastCosts]:
-        most_s = limit_s(math.inf, PROFILE_SHARE, self.settings.minutes)
-        self.tuning_profiles = self.sliced.measure(lambda done, total: self.progress("costs", done, total), most_s)
-        if self.ahead is not None:
-            self.ahead.tune(self.prompts, self.split[0], self.settings)
-        seed = self.settings.seed
+        settings, seed = self.settings, self.settings.seed
+        pairs = {name: contender.pair for name, contender in self.contenders.items()}
+        contexts = contexts_of(self.prompts, settings.record.max_new_tokens)  # that prompts may meet
+        sliced = SlicedCosts(pairs, self.plain, self.folder, contexts=contexts, record=settings.record, seed=seed)
+        most_s = limit_s(math.inf, PROFILE_SHARE, settings.minutes)
+        self.tuning_profiles = sliced.measure(lambda done, total: self.progress("costs", done, total), most_s)
         return {name: ForecastCosts.profiled(profile, seed) for name, profile in self.tuning_profiles.items()}
 
     def tune(self, name: str, train: Trace, cost: CostModel) -> list[Candidate]:
         tuned, left_out = tune(name, train, cost, self.settings, self.folder, self.progress)
         self.skipped += [(name, policy, reason) for policy, reason in left_out]
         paper = self.contenders[name].pair.drafter.paper_policy
-        return best_of_roles(tuned, paper, self.settings.also.get(name, ()), self.settings.rows)
+        return best_of_roles(tuned, paper)
 
     def arm_name(self, entry: Entry) -> str:
         return f"{entry.name}: {entry.candidate.role}"
-
-    def limit_s(self) -> float:
-        return self.settings.decode_until - time.monotonic()
-
-    def probing(self, pair: Pair) -> tuple[Prober | None, int | None]:
-        return (self.sliced.probers or {}).get(id(pair)), (self.settings.costs or CostSettings()).enough
 
 
 def within(pair: Pair, settings: RecordSettings) -> RecordSettings:
@@ -416,10 +347,9 @@ def tune(
     settings: BoardSettings,
     out: Path,
     progress: Progress,
-    jobs: int | None = None,
 ) -> tuple[list[Candidate], list[tuple[str, str]]]:
-    """Tune all policies of a drafter, best first, with (policy, reason) of those left out. jobs : threads"""
-    search = SearchSettings(trials=settings.trials, seed=settings.seed, jobs=jobs)
+    """Tune all policies of a drafter, best first, with (policy, reason) of those left out."""
+    search = SearchSettings(trials=settings.trials, seed=settings.seed)
     tuned, left_out = candidates(
         train,
         cost,
@@ -438,25 +368,18 @@ def tune(
     return sorted(kept, key=lambda candidate: -(candidate.train_speedup or 0.0)), left_out
 
 
-def best_of_roles(
-    tuned: Sequence[Candidate], paper_policy: str | None, also: Sequence[str] = (), rows: int = 0
-) -> list[Candidate]:
-    """Choose the best policy of each role, that of the drafter's paper, and the best of each policy in `also`.
+def best_of_roles(tuned: Sequence[Candidate], paper_policy: str | None) -> list[Candidate]:
+    """Choose the best policy of each role, and that of the drafter's paper.
 
     tuned : best first; those that are returned have the role that they are compared as, and none is there twice
-    rows : most that are chosen, 0 for all: the paper's and those of `also`, then the fastest
     """
     best = dict[str, Candidate]()
     for candidate in tuned:
-        name = type(candidate.policy).name
-        roles = (role_of(type(candidate.policy)), PAPER * (name == paper_policy), name * (name in also))
-        for role in filter(None, roles):
+        kind = type(candidate.policy)
+        for role in filter(None, (role_of(kind), PAPER * (kind.name == paper_policy))):
             best.setdefault(role, dataclasses.replace(candidate, role=role))
-    every = [best[role] for role in (FIXED, ADAPTIVE, TREE, PAPER, *also) if role in best]
-    chosen = [one for at, one in enumerate(every) if one.policy not in [other.policy for other in every[:at]]]
-    wanted = [best[role].policy for role in (PAPER, *also) if role in best]
-    first = sorted(chosen, key=lambda one: (one.policy not in wanted, -(one.train_speedup or 0.0)))
-    return [one for one in chosen if not rows or one in first[:rows]]
+    every = [best[role] for role in (FIXED, ADAPTIVE, TREE, PAPER) if role in best]
+    return [one for at, one in enumerate(every) if one.policy not in [other.policy for other in every[:at]]]
 
 
 def named(drafters: str | None, target: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
@@ -352,7 +353,20 @@ def _joint(*projections: torch.nn.Linear) -> torch.Tensor:
         for projection, part in zip(projections, known.split(rows), strict=True)
     ):
         return known  # the same object, so that what is known of it is found again
-    first.joint = joint = torch.cat([projection.weight for projection in projections])
+    weights = [projection.weight.detach() for projection in projections]
+    first.joint = joint = _adjacent(weights)
     for projection, part in zip(projections, joint.split(rows), strict=True):
         projection.weight.data = part
+    return joint
+
+
+def _adjacent(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return matrices as one: as it lies there where each follows the last, as in a mapped file, else a copy."""
+    first, ends = weights[0], [weight.data_ptr() + weight.nbytes for weight in weights]
+    plain = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
+    if not plain or [weight.data_ptr() for weight in weights[1:]] != ends[:-1]:
+        return torch.cat([*weights])
+    rows = sum(len(weight) for weight in weights)
+    joint = torch.from_numpy(np.lib.stride_tricks.as_strided(first.numpy(), (rows, first.shape[1])))
+    joint.of = weights  # type: ignore[attr-defined]  # each keeps its own part of the memory
     return joint

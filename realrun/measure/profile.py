@@ -15,7 +15,7 @@ import numpy as np
 from realrun.decode.sampling import Sampler
 from realrun.machine_load import load_from, watch
 from realrun.measure.stream import Stream
-from realrun.measure.sweeps import Prober, Sweeps, imprecise
+from realrun.measure.sweeps import Sweeps, imprecise
 from realrun.pairs.pair import Pair
 from specsim.cost.profile import LEAST_CONTEXT, Profile
 from specsim.io.errors import InputError
@@ -123,25 +123,13 @@ def profile_slice(
     seed: int,
     tree_tokens: int,
     progress: Counter = no_progress,
-    probers: dict[int, Prober] | None = None,
 ) -> Profile:
     """Add this many sweeps to those that were made before; return the profile of all.
 
     progress : called with the sweeps of this slice that were made, and their number
-    probers : where the pair's prober is kept for its next slice; unless given, every slice makes another
     """
-    load, kept = watch(), {} if probers is None else probers
-    sweeps = Sweeps(
-        pair,
-        contexts,
-        done,
-        depth=depth,
-        tree_tokens=tree_tokens,
-        sampler=sampler,
-        seed=seed,
-        prober=kept.get(id(pair)),
-    )
-    kept[id(pair)] = sweeps.prober
+    load = watch()
+    sweeps = Sweeps(pair, contexts, done, depth=depth, tree_tokens=tree_tokens, sampler=sampler, seed=seed)
     for number in range(1, count + 1):
         sweeps.run()
         progress(number, count)

@@ -188,7 +188,6 @@ class ProbedText:
     met : samples of every arm; probed : samples of all probes, which grow when this text is done
     samples : those of this text
     texts_left : texts over which the missing samples are spread, this text included
-    enough : samples of each cost
     """
 
     def __init__(
@@ -199,11 +198,10 @@ class ProbedText:
         prompt: Sequence[int],
         output: Sequence[int],
         texts_left: int,
-        enough: int | None = None,
     ):
         text = prober.pair.drafter.profiling_text([*prompt, *output])
         self.prober, self.met, self.probed, self.output = prober, met, probed, text[len(prompt) :]
-        self.samples, self.enough = Stream(), ENOUGH if enough is None else enough
+        self.samples = Stream()
         self.position, self.behind = 0, 0
         self.lacking = self._lacking()
         self.owed = math.ceil(sum(self.lacking.values()) / texts_left)
@@ -219,7 +217,7 @@ class ProbedText:
             keys = probe.keys
             if probe.nodes and passes(probe.nodes, self.prober.drafter.max_depth) > 1:  # the first ingests one token
                 keys.append(("tree draft", probe.nodes))
-            lacking[probe] = max(0, self.enough - min((self._count(*key) for key in keys), default=self.enough))
+            lacking[probe] = max(0, ENOUGH - min((self._count(*key) for key in keys), default=ENOUGH))
         return lacking
 
     def _count(self, *parts: Any) -> int:
@@ -264,7 +262,6 @@ class Sweeps:
     Parameters
     ----------
     contexts : cached tokens, increasing; depth : longest draft; tree_tokens : largest tree, 0 for none
-    prober : that earlier sweeps of these settings ran on; by default a new one, in caches elsewhere in memory
     """
 
     def __init__(
@@ -277,27 +274,22 @@ class Sweeps:
         tree_tokens: int,
         sampler: Sampler,
         seed: int,
-        prober: Prober | None = None,
     ):
         check_contexts(contexts)
         self.contexts, self.seed, self.done = list(contexts), seed, done
-        new = prober is None
-        prober = prober or Prober(pair, depth=depth, tree_tokens=tree_tokens, sampler=sampler, seed=seed)
-        self.prober = prober
+        self.prober = prober = Prober(pair, depth=depth, tree_tokens=tree_tokens, sampler=sampler, seed=seed)
         if contexts[-1] + prober.longest + 2 > prober.positions:
             raise InputError(
                 f"context {contexts[-1]} and depth {prober.longest} exceed the models' {prober.positions} positions; "
                 "shorten them"
             )
-        if new:
-            prober.warm(contexts[-1])
+        prober.warm(contexts[-1])
         vocab = min(int(pair.target.config.vocab_size), int(pair.draft_config.vocab_size), len(pair.tokenizer))
         tokens = np.random.default_rng(seed).integers(1, vocab, contexts[-1] + 1).tolist()
         self.text = pair.drafter.profiling_text(tokens)
         self.rng = np.random.default_rng((seed, len(done)))
         self.keys = [*dict.fromkeys(key for probe in prober.probes() for key in keys_of(probe))]
-        if new:
-            self._visit(contexts[0], Stream(), None)  # the first rounds compile policies and load libraries
+        self._visit(contexts[0], Stream(), None)  # the first rounds compile policies and load libraries
 
     def run(self, wanted: Collection[Cell] | None = None) -> float:
         """Make a sweep: run the probes of these cells, or all probes; return its seconds."""

@@ -286,7 +286,7 @@ def wall_clock_text(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def repeats_text(repeats: int) -> str:
     """Say what a measured round is."""
-    return f"median of {repeats} repeats, round by round"
+    return "once, round by round" if repeats == 1 else f"median of {repeats} repeats, round by round"
 
 
 def comparable_text(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:

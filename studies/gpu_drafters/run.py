@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from realrun.drafters.registry import DRAFTERS
-from realrun.gpu.stages import run_stages
+from realrun.gpu import run_stages
 from specsim.cli.console import progress_bar
 from specsim.io.errors import InputError
 from specsim.io.files import write_json

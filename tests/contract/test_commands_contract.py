@@ -20,10 +20,6 @@ from tests.contract.test_options_named import commands
 from tests.support.commands import Result, assert_refused, call, json_of
 from tests.support.tiny import tiny_pair
 
-PREDICTION = {
-    "policy", "params", "speedup", "v_d", "r_d", "hm", "tau",
-    "rounds", "drafted", "accepted", "output_tokens", "seconds", "ar_seconds", "oracle_regret",
-}  # fmt: skip
 SERVED = [  # by a draft model's trace without a predictor
     name for name, kind in CHAIN_POLICIES.items() if "score" not in kind.features and not kind.drafter_kinds
 ]
@@ -48,7 +44,7 @@ class Mine(ChainPolicy):
 """
 
 
-COMMANDS = {name: command for name, command in commands().items() if not name.startswith("speckernels")}
+COMMANDS = commands()
 
 
 class Files(NamedTuple):
@@ -99,19 +95,6 @@ def test_record_prints_one_object_and_writes_the_trace(files: Files) -> None:
 
 def test_profile_prints_what_it_writes(files: Files) -> None:
     assert json_of(files.profiled) == json.loads(files.profile.read_text())
-
-
-@pytest.mark.parametrize("search", ["grid", "optuna"])
-@pytest.mark.parametrize("policy", ["fixed_k", "adaedl", "renewal_stop"])
-def test_tune_prints_one_object(files: Files, policy: str, search: str) -> None:
-    args = ["tune", files.trace, "--policy", policy, "--cost", files.constant, "--search", search]
-    document = json_of(call("specsim", *args, "--trials", 4, "--json"))
-    assert document.keys() >= {"best_params", "train", "holdout", "trials"}
-    assert document["train"].keys() >= PREDICTION and document["holdout"].keys() >= PREDICTION
-    assert document["train"]["params"] == document["holdout"]["params"] == document["best_params"]
-    assert 1 <= document["trials"] <= (6 if policy == "fixed_k" else 4)
-    total = json_of(files.recorded)["output_tokens"]
-    assert document["train"]["output_tokens"] + document["holdout"]["output_tokens"] == total
 
 
 def test_tune_holds_what_it_is_told_and_repeats_itself(files: Files) -> None:
@@ -361,13 +344,6 @@ def test_a_profile_that_does_not_cover_the_trace_is_refused(
     (tmp_path / "profile.json").write_text(json.dumps(document))
     args = [files.trace, "--policy", "fixed_k", "--cost", tmp_path / "profile.json"]
     assert_refused(call("specsim", "replay", *args), says)
-
-
-def test_a_damaged_trace_is_refused(files: Files, tmp_path: Path) -> None:
-    folder = tmp_path / "trace"
-    shutil.copytree(files.trace, folder)
-    (folder / "steps.parquet").write_bytes((folder / "steps.parquet").read_bytes()[:-9])
-    assert_refused(call("specsim", "info", folder, "--json"), folder, "checksum")
 
 
 BAD_MODEL: dict[str, tuple[str, str]] = {

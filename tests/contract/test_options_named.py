@@ -18,13 +18,12 @@ import pytest
 import typer
 
 import realrun.cli.main
-import speckernels.cli
 import specsim.cli.main
 from specsim.io.settings import SHORT_FLAGS
 from tests.support import ROOT
 from tests.support.commands import call
 
-APPS = {"specsim": specsim.cli.main.app, "realrun": realrun.cli.main.app, "speckernels": speckernels.cli.app}
+APPS = {"specsim": specsim.cli.main.app, "realrun": realrun.cli.main.app}
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 ENGINES = {  # options of engines and pip, which are named too
     "--metrics",

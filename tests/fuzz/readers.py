@@ -268,7 +268,7 @@ def use_plan(path: Path) -> None:
 
 
 def use_stage(path: Path) -> None:
-    from realrun.gpu.stages import Result
+    from realrun.gpu import Result
     from realrun.kept_files import read_kept
 
     found = read_kept(path, Result)

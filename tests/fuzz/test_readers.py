@@ -47,6 +47,7 @@ from tests.fuzz.readers import (
     write_with_trees,
 )
 from tests.support import published
+from tests.support.checks import refusal
 from tests.support.reference import small_trace
 
 SEED, MUTANTS = 19, int(os.environ.get("FUZZ_MUTANTS", "25"))  # of each reader
@@ -152,16 +153,14 @@ DAMAGED = [
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_or_missing_file_is_refused(name: str, tmp_path: Path) -> None:
     reader, path = READERS[name], tmp_path / "file.json"
-    with pytest.raises(InputError, match=r"file\.json"):
-        reader.read(path)
+    refusal(lambda: reader.read(path), "file.json")
     reader.write(path)
     for file in reader.files:
         valid = (path / file).read_bytes()
         for change in DAMAGE.values():
             if change(valid) != valid:
                 (path / file).write_bytes(change(valid))
-                with pytest.raises(InputError, match=r"^[^\n]*file\.json[^\n]*$"):
-                    reader.read(path)
+                refusal(lambda: reader.read(path), match=r"^[^\n]*file\.json[^\n]*$")
         (path / file).write_bytes(valid)
 
 
@@ -174,8 +173,7 @@ def test_weights_of_another_format_are_refused(name: str, tmp_path: Path) -> Non
         tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
         metadata = dict(handle.metadata())
     save_file(tensors, path / file, metadata={**metadata, "format": "another 9"})
-    with pytest.raises(InputError, match="in the format"):
-        reader.read(path)
+    refusal(lambda: reader.read(path), "in the format")
 
 
 def test_seconds_that_overflow_or_vanish_are_refused() -> None:
@@ -209,16 +207,14 @@ TABLES: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
 def test_a_table_of_another_schema_is_refused(name: str, tmp_path: Path) -> None:
     change, says = TABLES[name]
     rounds_with(tmp_path / "rounds.parquet", change)
-    with pytest.raises(InputError, match=says):
-        read_rounds(tmp_path / "rounds.parquet")
+    refusal(lambda: read_rounds(tmp_path / "rounds.parquet"), match=says)
 
 
 def test_text_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rounds.parquet"
     broken = pa.StringArray.from_buffers(4, pa.py_buffer(np.arange(5, dtype=np.int32)), pa.py_buffer(b"ab\xffd"))
     rounds_with(path, lambda table: table.set_column(0, "policy", broken))
-    with pytest.raises(InputError, match="not a readable Parquet file"):
-        read_rounds(path)
+    refusal(lambda: read_rounds(path), "not a readable Parquet file")
 
 
 def test_a_small_file_of_many_rows_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,8 +224,7 @@ def test_a_small_file_of_many_rows_is_refused_unread(tmp_path: Path, monkeypatch
     assert path.stat().st_size < 20_000
     monkeypatch.setattr("specsim.io.files.LEAST_LIMIT_BYTES", 2**22)
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *args, **how: pytest.fail("it was read"))
-    with pytest.raises(InputError, match="takes at least 6 MiB, at most 4 were expected"):
-        read_rounds(path)
+    refusal(lambda: read_rounds(path), "takes at least 6 MiB, at most 4 were expected")
 
 
 def test_a_small_file_of_long_lists_is_refused_while_it_is_read(
@@ -283,8 +278,7 @@ def test_a_trace_that_cannot_be_unpacked_is_refused(name: str, tmp_path: Path) -
     path = tmp_path / "trace.zip"
     write_packed(path)
     PACKED[name](path)
-    with pytest.raises(InputError, match="trace.zip is not a readable packed trace"):
-        read_trace(path)
+    refusal(lambda: read_trace(path), "trace.zip is not a readable packed trace")
 
 
 def test_what_is_wrong_inside_a_packed_trace_is_named_by_its_own_path(tmp_path: Path) -> None:
@@ -295,8 +289,7 @@ def test_what_is_wrong_inside_a_packed_trace_is_named_by_its_own_path(tmp_path: 
     with zipfile.ZipFile(path, "w") as new:
         for name, content in files.items():
             new.writestr(name, content)
-    with pytest.raises(InputError, match="trace.zip/steps.parquet is missing"):
-        read_trace(path)
+    refusal(lambda: read_trace(path), "trace.zip/steps.parquet is missing")
 
 
 @pytest.mark.parametrize("ids", [0.5, 2.0, [2.5], "2", [True], {"a": 1}])
@@ -305,8 +298,7 @@ def test_end_of_text_tokens_are_whole_numbers(ids: Any, tmp_path: Path) -> None:
     path = tmp_path / "trace" / "meta.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": ids}))
     sign_files(tmp_path / "trace")
-    with pytest.raises(InputError, match="eos_token_id"):
-        read_trace(tmp_path / "trace")
+    refusal(lambda: read_trace(tmp_path / "trace"), "eos_token_id")
 
 
 def request_with(**values: Any) -> bytes:
@@ -383,8 +375,7 @@ def test_a_trace_of_impossible_values_is_refused(column: str, tmp_path: Path) ->
     values = getattr(trace, column).copy()
     values[-1] = -5
     write_trace(replace(trace, **{column: values}), tmp_path / "trace")
-    with pytest.raises(InputError, match=f"{column} leaves"):
-        read_trace(tmp_path / "trace")
+    refusal(lambda: read_trace(tmp_path / "trace"), match=f"{column} leaves")
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import realrun.gpu.job as gpu_job
-import realrun.gpu.stages as gpu
+import realrun.gpu as gpu
 from realrun.cli.gpu import state_in_words
 from realrun.cli.main import app
-from realrun.gpu.job import Job, OutOfTime
-from realrun.gpu.stages import STAGES, Stage, run_stages
-from realrun.gpu.training import NO_TIME, REDUCED, RESULT
+from realrun.gpu import REDUCED_RECIPES, RESULT, STAGES, Job, OutOfTime, Stage, run_stages
 from specsim.cost.grid import read_grid
 from specsim.io.errors import InputError
 from tests.contract.test_house import CARRIED
@@ -102,8 +99,7 @@ def test_a_stage_is_ended_at_its_deadline(tmp_path: Path, monkeypatch: pytest.Mo
                 continue
         return {}
 
-    for module in (gpu, gpu_job):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(gpu, "STAGES", (Stage("slow", slow, 60), Stage("last", lambda job: {}, 60)))
     ended, last = run_stages(tmp_path / "out", minutes=2)
     assert (ended["left"], ended["complete"], ended["seconds"]) == ("decode: 6 of 100 done", False, 70)
@@ -120,23 +116,27 @@ def test_commands_of_a_stage_end_with_it(tmp_path: Path, monkeypatch: pytest.Mon
         job.run("sleep", "60")
 
 
-@pytest.mark.parametrize("late", [True, False])
-def test_trainings_that_ended_are_in_the_result_of_a_stage_that_did_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
-) -> None:
-    ended = {"tokens": 5}
+def test_trainings_that_are_done_are_kept_and_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed or was cut off is in the result, and is what a second run starts again."""
+    started: list[str] = []
+    faults: dict[str, BaseException] = {"EAGLE": OutOfTime("was not done"), "draft-2": RuntimeError("exit code 1")}
 
-    def train_all(names: Any, *, out: Path, **others: Any) -> dict[str, Any]:
-        if not late:
-            return {name: {"error": NO_TIME} for name in names} | {"EAGLE": ended}
-        (out / "EAGLE").mkdir(parents=True)
-        (out / "EAGLE" / RESULT).write_text(json.dumps(ended))
-        raise OutOfTime("train: 1 of 4 done")
+    def run(job: Job, *command: str, **how: Any) -> str:
+        name = Path(command[command.index("--out") + 1]).name
+        started.append(name)
+        if name in faults:
+            raise faults.pop(name)
+        return '{"tokens": 5}'
 
-    monkeypatch.setattr("realrun.gpu.training.train_all", train_all)
-    (result,) = run_stages(tmp_path / "out", minutes=1, stages=["train"], device="cpu")
-    assert not result["complete"] and result["trainings"]["EAGLE"] == ended
-    assert result["left"] == ("train: 1 of 4 done" if late else "train EESD, draft-2, EESD-predictor")
+    monkeypatch.setattr(Job, "run", run)
+    (first,) = run_stages(tmp_path / "out", minutes=1, stages=["train"], device="cpu")
+    assert not first["complete"] and first["left"] == "train EAGLE"
+    assert first["trainings"]["EESD"]["tokens"] == 5 and first["trainings"]["draft-2"]["error"] == "exit code 1"
+    assert started.index("EESD-predictor") > started.index("EESD")
+    started.clear()
+    (again,) = run_stages(tmp_path / "out", minutes=1, stages=["train"], device="cpu")
+    assert again["complete"] and set(started) == {"EAGLE", "draft-2"}
+    assert list(again["trainings"]) == list(REDUCED_RECIPES)
 
 
 def test_unknown_stage_and_no_time_are_refused(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_the_stage_of_kernels_needs_neither_numba_nor_transformers() -> None:
     """Versions that do not go together on a machine then cost the other stages, not this one."""
     code = (
         "import sys; sys.modules |= dict.fromkeys(('numba', 'transformers')); "
-        "import realrun.cli.main, realrun.gpu.stages as gpu; gpu.Job.run = lambda *a, **v: 'passed'\n"
+        "import realrun.cli.main, realrun.gpu as gpu; gpu.Job.run = lambda *a, **v: 'passed'\n"
         "from pathlib import Path; (stage,) = gpu.chosen_stages(['kernels'])\n"
         "stage.run(gpu.Job(*(Path(),) * 2, 1e9, None, '', 0, None))"
     )
@@ -206,7 +206,7 @@ def test_all_stages_end_in_ten_minutes_and_go_on_after_a_kill(tmp_path: Path) ->
     skipped = [name for name, result in results.items() if "skipped" in result]
     assert skipped == ["memcheck", "racecheck", "train-more", "tests"]
     trained = results["train"]["trainings"]
-    assert list(trained) == list(REDUCED) and not any("error" in result for result in trained.values())
+    assert list(trained) == list(REDUCED_RECIPES) and not any("error" in result for result in trained.values())
     for mode, drafters in (("greedy", {"prompt-lookup", "EAGLE", "EESD", "draft-2"}), ("sampled", {"EAGLE", "EESD"})):
         board = results[f"decode-{mode}"]["board"]
         assert {row["drafter"] for row in board["rows"] if row.get("measured")} == drafters and not board["left_out"]

@@ -20,7 +20,6 @@ from specsim.acceptance.generate import generate
 from specsim.acceptance.models import IID
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import ProfileCost
-from specsim.io.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.priced import PricedTrace
 from studies.adaedl import run
@@ -29,6 +28,7 @@ from studies.common import smollm2_costs
 from studies.policies import signals as stop_signals
 from studies.thompson import gains
 from studies.thompson.gains import PerPrompt
+from tests.support.checks import refusal
 
 
 def signals(acceptance: Any = None, prompts: int = 20, each: int = 30) -> Signals:
@@ -138,8 +138,7 @@ def test_prompts_of_any_spread_accept_alike_in_the_mean(spread: float) -> None:
 
 
 def test_a_spread_that_no_beta_distribution_has_is_refused() -> None:
-    with pytest.raises(InputError, match=r"no Beta distribution has mean 0.5 and spread 0.5; choose less spread"):
-        PerPrompt(0.5, 0.5)
+    refusal(lambda: PerPrompt(0.5, 0.5), "no Beta distribution has mean 0.5 and spread 0.5; choose less spread")
 
 
 def test_each_prompt_accepts_with_its_own_probability() -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from specsim.cost.model import ConstantCost
-from specsim.io.errors import InputError
 from specsim.io.files import write_json, write_text
 from specsim.policy.registry import make_policy
 from specsim.replaying.priced import PricedTrace
@@ -23,6 +22,7 @@ from studies import comparisons
 from studies.common import parts, with_replays
 from studies.figures import COLORS, dots, line_panels, speedup_dots
 from studies.report import Report, csv_text, error_line, load_line, markdown_table
+from tests.support.checks import refusal
 from tests.support.tree_traces import tree_trace
 
 WRITTEN = ("report.md", "table.csv")
@@ -150,8 +150,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy:
 
 def test_a_real_run_is_recorded_and_its_report_written_from_that_ever_after(toy: Toy, tmp_path: Path) -> None:
     home = tmp_path / "studies" / "toy"
-    with pytest.raises(InputError, match="has no recorded run; run it with --real"):
-        command.main(out=tmp_path / "first")
+    refusal(lambda: command.main(out=tmp_path / "first"), "has no recorded run; run it with --real")
     command.main(["toy"], real=True, out=tmp_path / "first")
     kept = sorted(path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file())
     assert kept == [
@@ -184,8 +183,7 @@ def test_a_study_that_runs_nothing_needs_no_record(toy: Toy, tmp_path: Path, rea
 
 
 def test_a_study_that_does_not_exist_is_named(toy: Toy, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no study tom; choose of toy"):
-        command.main(["toy", "tom"], out=tmp_path)
+    refusal(lambda: command.main(["toy", "tom"], out=tmp_path), "there is no study tom; choose of toy")
     assert toy.real_runs == 0
 
 

@@ -13,9 +13,9 @@ from specsim.io.errors import InputError
 from specsim.trace.files import META, meta_digest
 
 
-def refusal(run: Callable[[], object], *names: str) -> str:
-    """Return the text of an InputError: a single line with all of these words."""
-    with pytest.raises(InputError) as caught:
+def refusal(run: Callable[[], object], *names: str, match: str | None = None) -> str:
+    """Return the text of an InputError: a single line with all of these words, which the expression matches."""
+    with pytest.raises(InputError, match=match) as caught:
         run()
     text = str(caught.value)
     assert "\n" not in text and all(name in text for name in names), text

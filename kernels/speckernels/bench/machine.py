@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
@@ -129,35 +128,11 @@ def _installed(package: str) -> str | None:
 @cache
 def _source_digest() -> str:
     package = Path(dispatch.__file__).parents[1]
-    files = [p for p in package.rglob("*.py") if "bench" not in p.relative_to(package).parts and p.name != "cli.py"]
+    files = [p for p in package.rglob("*.py") if "bench" not in p.relative_to(package).parts]
     digest = hashlib.sha256()
     for file in sorted([*files, *build.source_folder().glob("*.*")]):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def availability() -> dict[str, str]:
-    """What each backend can do on this machine, or why it cannot run."""
-    gpu = torch.cuda.is_available()
-    nvcc, compiler = build.find_nvcc(), os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    backends: dict[str, str] = {"reference": "runs on CPU" + (" and GPU" if gpu else "")}
-    triton = _installed("triton")
-    if triton is None:
-        backends["triton"] = "not available: triton is not installed; `pip install triton`"
-    elif gpu:
-        backends["triton"] = f"runs on GPU (triton {triton})"
-    else:
-        backends["triton"] = f"interpreted on CPU (triton {triton}); no CUDA device here"
-    device_part = f"compiles for GPUs ({nvcc})" if nvcc else "no nvcc; put it on PATH or set CUDA_HOME"
-    if gpu and nvcc:
-        device_part = f"runs on GPU ({nvcc})"
-    host_part = f"emulated on CPU ({compiler})" if compiler else "no C++ compiler for emulation; install g++"
-    backends["cuda"] = f"{device_part}; {host_part}"
-    for name, package in (("flex", "torch"), ("flashinfer", "flashinfer")):
-        where = "runs on GPU" if gpu else "needs a GPU to be worth a measurement"
-        missing = f"not available: {package} is not installed; `pip install flashinfer-python`"
-        backends[name] = where if importlib.util.find_spec(package) else missing
-    return backends
 
 
 def clocks(device: torch.device) -> list[Clock]:

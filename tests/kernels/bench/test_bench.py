@@ -568,10 +568,7 @@ def arguments_of(case: Case) -> Arguments:
     return OPERATION.inputs(case, torch.Generator().manual_seed(SEED))
 
 
-IN_ONE_PIECE, PAGED = OPERATION.small[:2], OPERATION.small[2]
-
-
-@pytest.mark.parametrize("case", IN_ONE_PIECE, ids=str)
+@pytest.mark.parametrize("case", OPERATION.small, ids=str)
 @pytest.mark.parametrize("name", ["sdpa_packed", "prefix_merge"])
 def test_it_gives_what_the_reference_gives(name: str, case: Case) -> None:
     args = arguments_of(case)
@@ -598,7 +595,8 @@ def test_pages_and_mask_of_xqa_say_what_the_cache_and_the_bits_do(nodes: int, mo
         context = seq_lens.view(torch.int32)[:, 0] - q_seq_len
         query = q.view(len(q), nodes, *q.shape[-2:]).transpose(1, 2)
         scale = q_scale / q.shape[-1] ** 0.5
-        output.copy_(tree_attention(query, k, v, bits, context, scale, block_table=page_table).view(output.shape))
+        cached = (pages[page_table.long()].transpose(1, 2).flatten(2, 3) for pages in (k, v))
+        output.copy_(tree_attention(query, *cached, bits, context, scale).view(output.shape))
 
     module = ModuleType("flashinfer.xqa")
     module.xqa = xqa  # type: ignore[attr-defined]
@@ -616,11 +614,3 @@ def test_flex_is_measured_with_and_without_autotuning(monkeypatch: pytest.Monkey
     for name in ("flex", "flex_tuned"):
         RIVALS[name].prepare(case, arguments_of(case))
     assert modes == [None, "max-autotune-no-cudagraphs"]
-
-
-def test_a_cache_in_pages_is_the_same_cache() -> None:
-    args = arguments_of(PAGED)
-    shape = {name: size for name, size in PAGED.shape.items() if name != "page"}
-    whole = arguments_of(Case(PAGED.op, shape, PAGED.dtype))
-    assert torch.equal(OPERATION.run(*args), OPERATION.run(*whole)) and args[1].shape[2] == 16
-    assert not any(rival.applies(PAGED) for rival in OPERATION.rivals.values())

@@ -33,17 +33,15 @@ MUTANTS = [
     Mutant("csrc/compact_kv.cu", "column < columns", "column <= columns", "a word too many"),
     Mutant("csrc/compact_kv.cu", "row_of(context + begin + j)", "row_of(context + j)",
            "later rows overwrite the first"),
-    Mutant("csrc/compact_kv.cu", ": sequence;", ": 0;", "all sequences share a cache"),
-    Mutant("csrc/compact_kv.cu", "table[sequence * pages + (slot >> page_bits)]", "table[slot >> page_bits]",
-           "all sequences have the first one's pages"),
-    Mutant("csrc/compact_kv.cu", "slot & ((int64_t(1) << page_bits) - 1)", "0", "first slot of each page"),
+    Mutant("csrc/compact_kv.cu", "return sequence * sequence_stride", "return 0 * sequence_stride",
+           "all sequences share a cache"),
     Mutant("ops/compact_kv/triton.py", "(ended == 0) & (source != step)", "(source >= 0) & (source != step)",
            "goes on behind the path's end"),
     Mutant("ops/compact_kv/triton.py", "begin += TOGETHER", "begin += 2 * TOGETHER", "half of it stays"),
     Mutant("ops/compact_kv/triton.py", "word = word_bytes(like, addresses, 8)", "word = 8", "words across rows' ends"),
     Mutant("ops/compact_kv/triton.py", "(addresses + tl.program_id(0))", "(addresses)", "first layer only"),
-    Mutant("ops/compact_kv/triton.py", "block_table += sequence * pages", "block_table += 0",
-           "all sequences have the first one's pages"),
+    Mutant("ops/compact_kv/triton.py", "start = sequence * sequence_stride +", "start =",
+           "all sequences share a cache"),
 ]  # fmt: skip
 
 
@@ -94,16 +92,14 @@ def compact_alike(
     path: torch.Tensor,
     context_lens: torch.Tensor,
     what: str,
-    table: torch.Tensor | None = None,
 ) -> None:
     """The backend in force leaves the same bytes as the reference, guards included."""
     wanted = Cache(*build, "cpu")  # type: ignore[arg-type]
     with speckernels.use_backend("reference"):
-        compact_kv(wanted.keys, wanted.values, path, context_lens, block_table=table)
-    there = None if table is None else table.to(device)
+        compact_kv(wanted.keys, wanted.values, path, context_lens)
     for order in thread_orders("compact_kv", device):
         got = Cache(*build, device)  # type: ignore[arg-type]
-        compact_kv(got.keys, got.values, path.to(device), context_lens.to(device), block_table=there)
+        compact_kv(got.keys, got.values, path.to(device), context_lens.to(device))
         wrong = (got.bytes() != wanted.bytes()).nonzero()
         assert not len(wrong), f"{what}, order {order}: tensor {wrong[0, 0]} differs from byte {wrong[0, 1]} on"
 
@@ -131,17 +127,6 @@ def check(device: str) -> None:
     ):
         path = torch.tensor([nodes], dtype=torch.int32)
         compact_alike(device, build, path, torch.tensor([context], dtype=torch.int32), f"path {nodes} at {context}")
-    for page, layout in ((1, "BHSD"), (4, "BSHD"), (64, "slice of BHSD")):
-        table = table_of(3, -(-slots // page), seed=page)
-        build = (2, (table.numel() + 1, 2, page, 8), torch.bfloat16, layout, False, page)
-        path = paths_of((12, 0, 9), 12, slots - 8, seed=page)
-        compact_alike(device, build, path, context_lens, f"pages of {page}", table)
-
-
-def table_of(sequences: int, pages: int, seed: int) -> torch.Tensor:
-    """Pages of sequences in any order, one more than they need."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randperm(sequences * pages + 1, generator=generator)[:-1].view(sequences, pages).int()
 
 
 @settings(max_examples=40, deadline=None)
@@ -162,35 +147,6 @@ def test_reference_copies_slot_by_slot(rows: list[tuple[int, int]], layout: str,
             for j in range(length):
                 tensor[row, :, context + j] = before[row, :, context + int(path[row, j])]
     compact_kv(cache.keys, cache.values, path, torch.tensor(contexts, dtype=torch.int32))
-    assert torch.equal(cache.bytes(), wanted.bytes())
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 9)), min_size=1, max_size=3),
-    st.sampled_from((1, 2, 8, 32)),
-    st.sampled_from(speckernels.BACKENDS),
-    st.integers(0, 1000),
-)
-def test_pages_are_copied_slot_by_slot(rows: list[tuple[int, int]], page: int, backend: str, seed: int) -> None:
-    """As in one piece, from a copy of the pages; what lies in no page of the path need not exist."""
-    contexts, lengths = zip(*rows, strict=True)
-    path = paths_of(lengths, 9, 15, seed)
-    table = table_of(len(rows), -(-30 // page), seed)
-    build = (1, (table.numel() + 1, 2, page, 4), torch.float32, "BHSD", False, seed, "cpu")
-    cache, wanted = Cache(*build), Cache(*build)
-    for tensor in wanted.tensors:
-        before = tensor.clone()
-        for row, (context, length) in enumerate(rows):
-            for j in range(length):
-                to, source = context + j, context + int(path[row, j])
-                page_of = table[row].tolist()
-                tensor[page_of[to // page], :, to % page] = before[page_of[source // page], :, source % page]
-    for row, (context, length) in enumerate(rows):
-        last = context + int(path[row, length - 1]) if length else -1
-        table[row, last // page + 1 :] = 10**9
-    with speckernels.use_backend(backend):
-        compact_kv(cache.keys, cache.values, path, torch.tensor(contexts, dtype=torch.int32), block_table=table)
     assert torch.equal(cache.bytes(), wanted.bytes())
 
 
@@ -281,9 +237,7 @@ def test_in_a_cuda_graph(backend: str) -> None:
 def samples() -> list[tuple[Any, ...]]:
     cache = [torch.randn(1, 2, 9, 4) for _ in range(4)]
     path = torch.tensor([[0, 2, 3, -1]], dtype=torch.int32)
-    pages = [torch.randn(4, 2, 8, 4) for _ in range(4)]
-    context, table = torch.tensor([1], dtype=torch.int32), torch.tensor([[2, 0]], dtype=torch.int32)
-    return [(cache[:2], cache[2:], path, context), (pages[:2], pages[2:], path, context, table)]
+    return [(cache[:2], cache[2:], path, torch.tensor([1], dtype=torch.int32))]
 
 
 def refusals() -> Refusals:
@@ -302,12 +256,4 @@ def refusals() -> Refusals:
         (r"values\[1\] is float16 .*; give all layers as keys\[0\]: f", layers([cache] * 2, [cache, cache.half()])),
         (r"keys\[1\] .* strides \[72, 4, 8, 1\]; give all layers", layers([cache, other], [cache] * 2)),
         (r"path is int64 \[1, 3\]; give int32 \[1, any\]", {"path": path.long()}),
-        (
-            r"keys\[0\] is float32 \[1, 2, 9, 4\]; give \[N, H, S, D\] with pages of S slots, a power of 2",
-            {"block_table": path},
-        ),
-        (
-            r"block_table is int64 \[1, 3\]; give int32 \[1, any\]",
-            layers([cache[:, :, :8]], [cache[:, :, :8]]) | {"block_table": path.long()},
-        ),
     ]

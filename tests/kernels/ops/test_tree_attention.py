@@ -47,7 +47,7 @@ MUTANTS = [
            "__syncthreads();  // this tile is here, and all have finished with the one before", "",
            "reads what other threads have yet to copy"),
     Mutant("csrc/tree_attention.cu", "copy_async_wait<0>();", "",
-           "results overwritten by a query that arrives late, where no row of the block is in use"),
+           "results overwritten by a query that arrives late, where a block has no tiles"),
     Mutant("csrc/tree_attention.cuh", "word(index + 1)", "word(index)", "mask words do not join"),
     Mutant("csrc/tree_attention.cuh", "i < 0 ? ~0u", "i < 0 ? 0u", "context masked where the tree begins in its tile"),
     Mutant("csrc/tree_attention.cuh", "weights[m][upper][child] = fast_exp2(stats[child].x - finite_shift(highest))",
@@ -57,15 +57,11 @@ MUTANTS = [
     Mutant("csrc/tree_attention.cu", "slot < of.end && chunk", "chunk", "values behind the tail times weight 0"),
     Mutant("csrc/tree_attention.cuh", "moved |= now != before", "moved |= now < before",
            "old sums keep an old maximum"),
-    Mutant("csrc/tree_attention.cu", "chunk * 8 < a.dim ? 16 : 0;\n    int64_t", "true ? 16 : 0;\n    int64_t",
+    Mutant("csrc/tree_attention.cu", "chunk * 8 < a.dim ? 16 : 0;\n    const", "true ? 16 : 0;\n    const",
            "columns behind a head that fills its shape in part"),
-    Mutant("csrc/tree_attention.cu", "page * a.value_batch", "page * a.key_batch", "values by the keys' page stride"),
-    Mutant("csrc/tree_attention.cu", "of.pages[slot >> a.page_bits] : 0", "of.pages[0] : 0", "first page only"),
+    Mutant("csrc/tree_attention.cu", "slot * a.value_slot;", "slot * a.key_slot;", "values by the keys' stride"),
     Mutant("csrc/tree_attention.cuh", "min(context + tail, a.capacity)", "min(context + a.nodes, a.capacity)",
            "a tail as long as the queries"),
-    Mutant("csrc/tree_attention.cuh", "row < w.rows ? softmax.total[m][upper] : 0", "softmax.total[m][upper]",
-           "nodes that are not in use see what the last one does"),
-    Mutant("csrc/tree_attention.cu", "node < of.nodes ? of.end : 0", "of.end", "simple kernel: all nodes in use"),
     Mutant("csrc/tree_attention.cu", "other < 32 * a.words && ", "", "simple kernel: reads behind the mask"),
     Mutant("csrc/tree_attention.cu", "if (now == lowest) continue;", "", "simple kernel: NaN where nothing is seen"),
     Mutant("ops/tree_attention/triton.py", "head = kv_head * group + row % group\n    d =",
@@ -74,11 +70,8 @@ MUTANTS = [
     Mutant("ops/tree_attention/triton.py", "row_sum * old", "row_sum", "splits merged without their maxima"),
     Mutant("ops/tree_attention/triton.py", "rescale = tl.exp2(row_max - shift)",
            "rescale = tl.exp2(shift - shift)", "old sums keep an old maximum"),
-    Mutant("ops/tree_attention/triton.py", "(slot >> page_bits)", "(slot * 0)", "first page only"),
     Mutant("ops/tree_attention/triton.py", "tl.load(tail_lens + batch) if TAILS else nodes", "nodes",
            "a tail as long as the queries"),
-    Mutant("ops/tree_attention/triton.py", "tl.minimum(tl.load(node_lens + batch), nodes) if RAGGED else nodes",
-           "nodes", "all nodes in use"),
 ]  # fmt: skip
 
 
@@ -203,8 +196,8 @@ def check(device: str) -> None:
     for case in CASES:
         if case.dtype != torch.float64 or speckernels.backend_for(device) != "triton":
             check_case(case, device)
-    for served in SERVED_CASES:
-        check_served(served, device)
+    for tails in TAILS_CASES:
+        check_tails(tails, device)
 
 
 def check_case(case: Case, device: str, source: str = "tree_attention") -> None:
@@ -219,85 +212,65 @@ def check_case(case: Case, device: str, source: str = "tree_attention") -> None:
 
 
 @dataclass(frozen=True)
-class Served:
-    """A batch as an engine has it: per sequence a context, a tail and nodes in use; pages of a power of 2, or none."""
+class Tails:
+    """A batch whose tails are longer or shorter than its queries, each with a context and a tail."""
 
     heads: int
     kv_heads: int
     dim: int
     nodes: int
-    lens: Sequence[tuple[int, int, int]]  # context, tail, nodes in use
+    lens: Sequence[tuple[int, int]]  # context, tail
     words: int  # of the mask
-    page: int | None
     dtype: torch.dtype
     spare: int = 0  # slots behind the longest sequence
 
 
-SERVED_CASES = [
-    Served(4, 2, 32, 5, ((40, 9, 5), (0, 0, 3), (70, 40, 0), (3, 1, 4)), 2, 16, torch.float16),
-    Served(4, 2, 40, 5, ((40, 9, 5), (0, 0, 3), (70, 40, 0), (3, 35, 4)), 1, None, torch.float32),
-    Served(6, 1, 96, 33, ((130, 70, 20),), 3, 32, torch.bfloat16, 300),  # tiles of 128 rows, of which a part is in use
-    Served(2, 2, 80, 40, ((64, 0, 40), (65, 33, 2)), 2, 1, torch.float16),
-    Served(2, 1, 16, 3, ((700, 4, 3), (0, 3, 1)), 1, 8, torch.float32, 200),
-    Served(4, 1, 64, 3, ((900, 10, 3), (100, 10, 1)), 1, 64, torch.bfloat16, 100),  # several splits
+TAILS_CASES = [
+    Tails(4, 2, 32, 5, ((40, 9), (0, 0), (70, 40), (3, 1)), 2, torch.float16),
+    Tails(4, 2, 40, 5, ((40, 9), (0, 0), (70, 40), (3, 35)), 1, torch.float32),
+    Tails(6, 1, 96, 33, ((130, 70), (0, 0)), 3, torch.bfloat16, 300),  # tiles of 128 rows, some of which see nothing
+    Tails(2, 2, 80, 40, ((64, 0), (65, 33)), 2, torch.float16),
+    Tails(2, 1, 16, 3, ((700, 4), (0, 3)), 1, torch.float32, 200),
+    Tails(4, 1, 64, 3, ((900, 10), (100, 10)), 1, torch.bfloat16, 100),  # several splits
 ]
 
 
-def served_arguments(c: Served, device: str = "cpu", seed: int = 0) -> tuple[Any, ...]:
-    """All that must not be read holds NaN, and page numbers that do not exist; keys and values lie differently."""
+def tails_arguments(c: Tails, device: str = "cpu", seed: int = 0) -> tuple[Any, ...]:
+    """All that must not be read holds NaN; keys and values lie differently."""
     generator = torch.Generator().manual_seed(seed)
-    batch, contexts, tails, in_use = len(c.lens), *(list(part) for part in zip(*c.lens, strict=True))
-    longest = max(context + tail for context, tail in zip(contexts, tails, strict=True)) + c.spare
+    batch, slots = len(c.lens), max(1, max(context + tail for context, tail in c.lens) + c.spare)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(c.dtype)
 
     query = 3 * normal(batch, c.nodes, c.heads, c.dim).transpose(1, 2)
     mask_bits = torch.randint(-(2**31), 2**31, (batch, c.nodes, c.words), generator=generator).int()
-    table = None
-    if c.page is None:
-        slots = max(longest, 1)
-        keys, values = normal(batch, c.kv_heads, slots, c.dim), normal(batch, slots, c.kv_heads, c.dim).transpose(1, 2)
-    else:
-        per_sequence = -(-longest // c.page) + 1
-        numbers = torch.randperm(batch * per_sequence + 2, generator=generator)[: batch * per_sequence]
-        table = numbers.view(batch, per_sequence).int()
-        keys = normal(len(numbers) + 2, c.kv_heads, c.page, c.dim)
-        values = normal(len(numbers) + 2, c.page, c.kv_heads + 1, c.dim)[:, :, 1:].transpose(1, 2)
-    for sequence, (context, tail, used) in enumerate(c.lens):
-        query[sequence, :, used:] = 3 if sequence % 2 else torch.nan
-        end = context + tail
-        if table is None or c.page is None:
-            keys[sequence, :, end:], values[sequence, :, end:] = torch.nan, torch.nan
-            continue
-        for number, page in enumerate(table[sequence].tolist()):
-            unused = slice(min(max(end - number * c.page, 0), c.page), None)
-            keys[page, :, unused], values[page, :, unused] = torch.nan, torch.nan
-        table[sequence, -(-end // c.page) :] = torch.tensor([-1, 10**9]).repeat(per_sequence)[
-            : per_sequence - -(-end // c.page)
-        ]
-    lens = (torch.tensor(part, dtype=torch.int32) for part in (contexts, tails, in_use))
-    context_lens, tail_lens, node_lens = lens
-    tensors = (query, keys, values, mask_bits, context_lens, c.dim**-0.5, tail_lens, node_lens, table)
+    keys, values = normal(batch, c.kv_heads, slots, c.dim), normal(batch, slots, c.kv_heads, c.dim).transpose(1, 2)
+    for sequence, (context, tail) in enumerate(c.lens):
+        keys[sequence, :, context + tail :], values[sequence, :, context + tail :] = torch.nan, torch.nan
+        if not context + tail:
+            query[sequence] = torch.nan  # sees nothing, which is 0 whatever it asks
+    context_lens, tail_lens = (torch.tensor(part, dtype=torch.int32) for part in zip(*c.lens, strict=True))
+    tensors = (query, keys, values, mask_bits, context_lens, c.dim**-0.5, tail_lens)
     return tuple(x.to(device) if isinstance(x, torch.Tensor) else x for x in tensors)
 
 
 def in_float64(args: tuple[Any, ...], *, sizes: bool = False) -> torch.Tensor:
     """The reference in float64. sizes : of the values' absolute values"""
     query, keys, values, *others = args
-    query = query.double().nan_to_num(0)  # of nodes that are not in use
-    return reference.tree_attention(query, keys.double(), (values.abs() if sizes else values).double(), *others)
+    return reference.tree_attention(
+        query.double(), keys.double(), (values.abs() if sizes else values).double(), *others
+    )
 
 
-def check_served(c: Served, device: str, seed: int = 0, source: str = "tree_attention") -> None:
+def check_tails(c: Tails, device: str, seed: int = 0, source: str = "tree_attention") -> None:
     """Within 1e-5 and what rounding of weights and result to the type makes, and the same bits in any order."""
     if c.dtype == torch.float64 and speckernels.backend_for(device) == "triton":
         return
-    args = served_arguments(c, device, seed)
+    args = tails_arguments(c, device, seed)
     first = None
     for _ in thread_orders(source, device):
-        names = ("tail_lens", "node_lens", "block_table")
-        got = tree_attention(*args[:6], **dict(zip(names, args[6:], strict=True)))
+        got = tree_attention(*args[:6], tail_lens=args[6])
         first = got if first is None else first
         assert torch.equal(got, first), f"{c}: depends on the order of threads"
     expected = in_float64(args)
@@ -310,18 +283,16 @@ def check_served(c: Served, device: str, seed: int = 0, source: str = "tree_atte
 
 
 @st.composite
-def served(draw: st.DrawFn) -> Served:
+def tails(draw: st.DrawFn) -> Tails:
     """Small batches of all kinds."""
     nodes, kv_heads = draw(st.integers(1, 20)), draw(st.integers(1, 2))
-    lens = st.tuples(st.integers(0, 70), st.integers(0, 70), st.integers(0, nodes))
-    return Served(
+    return Tails(
         kv_heads * draw(st.integers(1, 3)),
         kv_heads,
         draw(st.sampled_from((4, 8, 24, 32, 80))),
         nodes,
-        draw(st.lists(lens, min_size=1, max_size=3)),
+        draw(st.lists(st.tuples(st.integers(0, 70), st.integers(0, 70)), min_size=1, max_size=3)),
         draw(st.integers(0, 3)),
-        draw(st.sampled_from((None, 1, 4, 16, 64))),
         draw(st.sampled_from((torch.float32, torch.float16, torch.bfloat16))),
         draw(st.sampled_from((0, 200))),
     )
@@ -329,37 +300,32 @@ def served(draw: st.DrawFn) -> Served:
 
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
 @settings(max_examples=10, deadline=None)
-@given(served(), st.integers(0, 1000))
-def test_pages_tails_and_ragged_lengths(backend: str, case: Served, seed: int) -> None:
+@given(tails(), st.integers(0, 1000))
+def test_tails_of_any_length(backend: str, case: Tails, seed: int) -> None:
     """Each backend against the reference in float64, in three orders of threads."""
     with speckernels.use_backend(backend):
-        check_served(case, "cpu", seed)
+        check_tails(case, "cpu", seed)
 
 
 @settings(max_examples=25, deadline=None)
-@given(served(), st.integers(0, 1000))
-def test_reference_gathers_pages_tails_and_ragged_lengths(case: Served, seed: int) -> None:
+@given(tails(), st.integers(0, 1000))
+def test_reference_sees_context_and_tail(case: Tails, seed: int) -> None:
     """Each node alone, over the slots that it may see, gathered one by one."""
-    args = served_arguments(case, seed=seed)
-    query, keys, values, mask_bits, _, scale, _, _, table = args
+    args = tails_arguments(case, seed=seed)
+    query, keys, values, mask_bits, _, scale, _ = args
     got = in_float64(args)
-    for sequence, (context, tail, in_use) in enumerate(case.lens):
+    for sequence, (context, tail) in enumerate(case.lens):
         for node in range(case.nodes):
             bits = [int(word) >> bit & 1 for word in mask_bits[sequence, node] for bit in range(32)]
             seen = [*range(context), *(context + j for j in range(min(tail, len(bits))) if bits[j])]
-            if node >= in_use or not seen:
+            if not seen:
                 assert not got[sequence, node].any()
                 continue
             for head in range(case.heads):
                 at = (sequence, head * case.kv_heads // case.heads)
-                if table is None or case.page is None:
-                    k, v = keys[at][seen], values[at][seen]
-                else:
-                    pages = table[sequence].tolist()
-                    places = [(pages[slot // case.page], at[1], slot % case.page) for slot in seen]
-                    k, v = (torch.stack([cache[place] for place in places]) for cache in (keys, values))
-                scores = k.double() @ query[sequence, head, node].double() * scale
-                torch.testing.assert_close(got[sequence, node, head], scores.softmax(0) @ v.double())
+                scores = keys[at][seen].double() @ query[sequence, head, node].double() * scale
+                expected = scores.softmax(0) @ values[at][seen].double()
+                torch.testing.assert_close(got[sequence, node, head], expected)
 
 
 def test_a_tree_that_grows_by_levels_needs_no_empty_queries() -> None:
@@ -519,7 +485,7 @@ def test_slots_follow_the_shapes() -> None:
 
 
 def samples() -> list[tuple[Any, ...]]:
-    return [arguments(CASES[1]), served_arguments(SERVED_CASES[0])]
+    return [arguments(CASES[1]), tails_arguments(TAILS_CASES[0])]
 
 
 def test_refusals() -> None:
@@ -546,10 +512,5 @@ def refusals() -> Refusals:
          {"mask_bits": mask_bits[:, :2], "tail_lens": context}),
         (r"context_lens is int64 \[2\]; give int32 \[2\]", {"context_lens": context.long()}),
         (r"tail_lens is int32 \[1\]; give int32 \[2\]", {"tail_lens": context[:1]}),
-        (r"node_lens is int64 \[2\]; give int32 \[2\]", {"node_lens": context.long()}),
-        (r"block_table is int32 \[2\]; give int32 \[2, any\]",
-         {"block_table": context, "keys": keys[:, :, :8], "values": values[:, :, :8]}),
-        (r"keys is .*\[2, 2, 10, 8\]; give torch.float32 \[N, Hkv, S, 8\] .* S a power of 2",
-         {"block_table": context[:, None]}),
         (r"scale is -1; give a positive number", {"scale": -1}),
     ]  # fmt: skip

@@ -20,11 +20,11 @@ from tests.kernels.ops.test_tree_attention import (
     LARGE_CASES,
     LAYOUTS,
     Case,
-    Served,
+    Tails,
     arguments,
     assert_close,
     check_case,
-    check_served,
+    check_tails,
 )
 from tests.support import ROOT
 from tests.support.mutants import Mutant
@@ -40,11 +40,10 @@ CASES = [
     Case(6, 2, 128, 40, (700,), 840, torch.float16, LAYOUTS[2]),  # three parts
     Case(8, 1, 80, 9, (300, 126), 400, torch.bfloat16),  # fills 128 columns in part
 ]
-SERVED_CASES = [
-    Served(16, 2, 64, 9, ((40, 9, 5), (0, 0, 3), (300, 40, 0), (3, 1, 9)), 2, 16, torch.float16),
-    Served(4, 1, 96, 33, ((130, 70, 20), (400, 0, 33)), 3, 32, torch.bfloat16, 100),
-    Served(8, 1, 128, 9, ((500, 10, 3), (100, 10, 9)), 1, 256, torch.bfloat16),
-    Served(8, 1, 56, 9, ((390, 140, 8), (128, 0, 9)), 4, None, torch.float16, 90),
+TAILS_CASES = [
+    Tails(16, 2, 64, 9, ((40, 9), (0, 0), (300, 40), (3, 1)), 2, torch.float16),
+    Tails(4, 1, 96, 33, ((130, 70), (400, 0)), 3, torch.bfloat16, 100),
+    Tails(8, 1, 56, 9, ((390, 140), (128, 0)), 4, torch.float16, 90),
 ]
 FILE = f"csrc/{SOURCE}.cu"
 MUTANTS = [
@@ -61,7 +60,8 @@ MUTANTS = [
     Mutant(FILE, "    ring.wait_empty(i);\n", "", "a slot filled again while it is read"),
     Mutant(FILE, "barrier_init(ring.empty + slot, S::WARPS)", "barrier_init(ring.empty + slot, S::WARPS / 2)",
            "a slot that half of the warps give back"),
-    Mutant(FILE, "boxes * box_rows * 128", "S::KEYS * 128", "waits for bytes of pages that are not fetched"),
+    Mutant(FILE, "barrier_expect(full, S::TILE_BYTES)", "barrier_expect(full, 2 * S::TILE_BYTES)",
+           "waits for bytes that are not fetched"),
     Mutant(FILE, "i % 2 ? values : keys", "keys", "keys for values"),
     Mutant(FILE, "warpgroup_wait<1>", "warpgroup_wait<2>", "scores that are read before they are there"),
     Mutant(FILE, "      warpgroup_wait<0>(sums[0]);\n      ring.release(2 * tile - 1);",
@@ -76,7 +76,6 @@ MUTANTS = [
     Mutant(FILE, "if (moved) multiply_rows<S>(sums, rescale);", "", "old sums keep an old maximum"),
     Mutant(FILE, "(tile + 1) * S::KEYS > w.of.context", "tile * S::KEYS > w.of.context", "a tail without its mask"),
     Mutant(FILE, "if (used < S::KEYS)", "if (used < 0)", "values behind the tail times weight 0"),
-    Mutant(FILE, "slot & ((1 << a.page_bits) - 1) : slot", "0 : slot", "each page from its beginning"),
 ]  # fmt: skip
 
 
@@ -105,8 +104,8 @@ def check(device: str) -> None:
             assert set(called) == {SOURCE}
     for parts in (1, None):
         with asked_for(parts) as called:
-            for served in SERVED_CASES:
-                check_served(served, device, source=SOURCE)
+            for tails in TAILS_CASES:
+                check_tails(tails, device, source=SOURCE)
             assert set(called) == {SOURCE}
 
 
@@ -117,25 +116,23 @@ def test_agrees_with_the_reference(case: Case) -> None:
     assert set(called) == {SOURCE}
 
 
-@pytest.mark.parametrize("case", SERVED_CASES, ids=str)
-def test_pages_tails_and_ragged_lengths(case: Served) -> None:
+@pytest.mark.parametrize("case", TAILS_CASES, ids=str)
+def test_tails_of_any_length(case: Tails) -> None:
     with asked_for() as called:
-        check_served(case, "cpu", source=SOURCE)
+        check_tails(case, "cpu", source=SOURCE)
     assert set(called) == {SOURCE}
 
 
 @st.composite
-def served(draw: st.DrawFn) -> Served:
+def tails(draw: st.DrawFn) -> Tails:
     nodes, kv_heads = draw(st.integers(16, 40)), draw(st.integers(1, 2))
-    lens = st.tuples(st.integers(0, 400), st.integers(0, 150), st.integers(0, nodes))
-    return Served(
+    return Tails(
         4 * kv_heads,
         kv_heads,
         draw(st.sampled_from((8, 64, 72, 128))),
         nodes,
-        draw(st.lists(lens, min_size=1, max_size=2)),
+        draw(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 150)), min_size=1, max_size=2)),
         draw(st.integers(0, 4)),
-        draw(st.sampled_from((None, 8, 64, 128, 512))),
         draw(st.sampled_from((torch.float16, torch.bfloat16))),
         draw(st.sampled_from((0, 300))),
     )
@@ -143,26 +140,24 @@ def served(draw: st.DrawFn) -> Served:
 
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
-@given(served(), st.sampled_from((None, 1, 2)), st.integers(0, 1000))
-def test_whatever_an_engine_has(case: Served, parts: int | None, seed: int) -> None:
+@given(tails(), st.sampled_from((None, 1, 2)), st.integers(0, 1000))
+def test_whatever_a_tree_has(case: Tails, parts: int | None, seed: int) -> None:
     with asked_for(parts):
-        check_served(case, "cpu", seed, SOURCE)
+        check_tails(case, "cpu", seed, SOURCE)
 
 
 def test_the_present_kernel_serves_what_it_does_not() -> None:
-    """Fewer rows than 64, larger heads, pages below 8 slots, expanded caches; and all where nobody asks for it."""
+    """Fewer rows than 64, larger heads, expanded caches; and all where nobody asks for it."""
     many, few = Case(4, 1, 32, 16, (5,), 30, torch.float16), Case(4, 1, 32, 15, (5,), 30, torch.float16)
     large = Case(4, 1, 136, 16, (5,), 30, torch.float16)
     with asked_for() as called:
         for case in (many, few, large):
             args = arguments(case)
             assert_close(tree_attention(*args), case, args)
-        for page in (8, 4):
-            check_served(Served(4, 1, 32, 16, ((20, 16, 16),), 1, page, torch.float16), "cpu")
         query, keys, values, *others = arguments(Case(4, 1, 32, 16, (5, 5), 30, torch.float16))
         tree_attention(query, keys[:1].expand_as(keys), values, *others)
     present = "tree_attention"
-    assert called == [SOURCE, present, present, *[SOURCE] * 3, *[present] * 4]
+    assert called == [SOURCE, *[present] * 3]
     with asked_for() as called, pytest.MonkeyPatch.context() as patch:
         patch.delenv(TMA_ENVIRONMENT)
         tree_attention(*arguments(many))

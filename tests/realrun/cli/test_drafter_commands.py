@@ -41,7 +41,6 @@ from tests.support.pairs.inside import (
     STATES_AFTER,
     early_exit_pair,
     marked,
-    pair_of,
     skipping_pair,
     target_of,
 )
@@ -197,22 +196,6 @@ def test_what_is_no_drafter_is_refused(home: Path, tmp_path: Path) -> None:
     refusal(load_from(tmp_path), "malformed", "null", "target")
 
 
-@inside
-def test_a_drafter_of_another_target_is_refused(kind: str, home: Path, tmp_path: Path) -> None:
-    drafter = str(home / "llama" / kind)
-    changed, narrow = target_like("llama"), target_of(2).float()
-    with torch.no_grad():
-        changed.model.layers[0].mlp.up_proj.weight.mul_(1.5)
-    for name, model in (("changed", changed), ("narrow", narrow)):
-        model.save_pretrained(tmp_path / name)
-        tiny_tokenizer().save_pretrained(tmp_path / name)
-    train = f"realrun train {kind}"
-    refusal(lambda: load_pair(str(tmp_path / "changed"), drafter=drafter), "tiny/llama", "weights", train)
-    refusal(lambda: load_pair(str(tmp_path / "narrow"), drafter=drafter), "layers 3", "has 2", train)
-    refusal(lambda: load_pair(str(home / "qwen2" / "target"), drafter=drafter), "LlamaForCausalLM", "Qwen2", train)
-    refusal(lambda: load_pair(drafter=drafter), "tiny/llama", "layers 3", train)  # the lab
-
-
 def test_fingerprints_tell_drafters_apart() -> None:
     """Also those whose first tensors are the same."""
     target = target_of()
@@ -265,29 +248,6 @@ def test_a_tuned_target_is_the_same_in_every_number_type(tmp_path: Path) -> None
     change = pairs[0].target.get_submodule(ADAPTED).weight - target.get_submodule(ADAPTED).weight
     low, high = (adapter[f"adapter.{ADAPTED}.{part}"].double() for part in "AB")
     torch.testing.assert_close(change, 2 * high @ low, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("architecture", TARGETS)
-@inside
-def test_recording_and_profiling_by_command(kind: str, architecture: str, home: Path, tmp_path: Path) -> None:
-    pair = ["--target", home / architecture / "target", "--drafter", home / architecture / kind]
-    prompts = ["--prompts", home / "prompts.jsonl", "--num-prompts", 3]
-    out = tmp_path / "trace"
-    sizes = ["--max-draft-tokens", 4, "--max-new-tokens", 10, "--tree-nodes", 8, "--tree-width", 3]
-    printed = json.loads(command("record", out, *pair, *prompts, *sizes, "--dtype", "float64", "--json"))
-    trace = read_trace(out)
-    depth = HEADS if kind == "medusa" else 4
-    assert printed["sequences"] == trace.sequences == 3 and trace.depth == depth and trace.tree is not None
-    assert trace.score is None and (trace.meta["target"], trace.meta["drafter"]) == ("target", kind)
-    training = trace.meta["drafter_facts"].pop("training")
-    assert trace.meta["drafter_kind"] == kind and trace.meta["drafter_facts"] == FACTS[kind]
-    assert training.items() >= FACTS[kind].items() and training["not_recorded"]  # by hand, as the file was made
-    measured = tmp_path / "profile.json"
-    options = ["--contexts", "8,16", "--max-draft-tokens", 4, "--minutes", 0, "--tree-nodes", 4]
-    assert "median milliseconds" in command("profile", measured, *pair, *options)
-    document = json.loads(measured.read_text())
-    assert len(document["median_s"]["draft_step"]) == depth and document["drafter_kind"] == kind
-    assert document["drafter_facts"] == FACTS[kind] and document["median_s"]["score_step"] == 0
 
 
 @pytest.mark.parametrize("kind", marked(INSIDE, ("self-sd", "medusa", "edd", "eagle")))
@@ -346,11 +306,6 @@ def test_the_commands_refuse_drafters_in_one_line(home: Path, tmp_path: Path) ->
     assert not out.exists()
 
 
-def test_pairs_in_memory_say_what_they_are() -> None:
-    assert pair_of("model").drafter.facts == {} and pair_of("eesd").drafter.facts == FACTS["eesd"]
-    assert pair_of("self-sd").drafter.facts == FACTS["self-sd"]
-
-
 # `realrun train`: every training by command, and a new one as a user adds it.
 
 
@@ -374,12 +329,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prompts = [json.dumps({"text": f"prompt {number}"}) for number in range(3)]
     (root / "prompts.jsonl").write_text("\n".join(prompts))
     return root
-
-
-def test_the_group_lists_every_training() -> None:
-    printed = command("train", "--help")
-    for training in TRAININGS:
-        assert f"{training.name} " in printed and training.help.split(".")[0][:40] in printed
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -417,12 +366,10 @@ def test_a_training_of_ones_own_is_a_file_and_a_line(
     assert document["loop"]["steps"] == 6 and document["loop"]["seed"] == 3 and document["loop"]["dtype"] == "float64"
     assert document["held_out"]["end"]["divergence"] < document["held_out"]["start"]["divergence"]
     assert "divergence" in command(*asked)  # read, not trained again; as a table
-    with pytest.raises(InputError, match="below=2, asked for 1"):
-        command(*(word if word != 2 else 1 for word in asked))
+    refusal(lambda: command(*(word if word != 2 else 1 for word in asked)), "below=2, asked for 1")
     for refused in (["--below", 0], ["--towards", "nowhere"], ["--patience", 4]):
         assert invoke("toy", *asked[2:], *refused).exit_code == 2
-    with pytest.raises(InputError, match="slope=0.0 of ToySettings is out of range; give more than 0"):
-        command(*asked, "--slope", 0)
+    refusal(lambda: command(*asked, "--slope", 0), "slope=0.0 of ToySettings is out of range; give more than 0")
     pair = load_pair(str(folders / "llama"), drafter=str(tmp_path), dtype="float64")
     decoder = Decoder(*pair.make_drafter(), (), Sampler())
     policy = make_policy("fixed_k", {"k": 3})
@@ -545,10 +492,8 @@ def test_spaces_command_trains_a_drafter_that_decodes(tmp_path: Path) -> None:
     assert facts["loop"]["steps"] == 16 and facts["adapter"] == {"rank": 4, "alpha": 16.0}
     assert facts["settings"]["lr"] == 1e-3 and facts["text"]["corpus"] == "text"
     assert json.loads(command(*asked, "--json"))["held_out"] == facts["held_out"]
-    with pytest.raises(InputError, match="p_ar=0.5, asked for 1.0"):
-        command(*asked[:-2], "--examples", 4, "--p-ar", 1.0)
-    with pytest.raises(InputError, match="full=false, asked for true"):
-        command(*asked, "--full")
+    refusal(lambda: command(*asked[:-2], "--examples", 4, "--p-ar", 1.0), "p_ar=0.5, asked for 1.0")
+    refusal(lambda: command(*asked, "--full"), "full=false, asked for true")
     pair = load_pair(str(home), drafter=str(out), dtype="float64")
     assert pair.drafter.name == "space" and pair.drafter.max_depth == 3 and pair.drafter.facts == {"masks": 3}
     run = Decoder(*pair.make_drafter(), pair.eos_token_ids, Sampler())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,7 +12,6 @@ import numba as nb
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from docs.pages import block
 from realrun.decode.batch import BatchDecoding
@@ -26,7 +24,6 @@ from realrun.decode.verify import match_verifier
 from realrun.experiment.validate import output_identical, rounds_identical
 from realrun.lm.batched_llama import BatchedLlama
 from realrun.measure.record import RecordSettings, elapsed_ratio, record
-from realrun.pairs.library_text import library_files
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, lab_prompts
 from specsim.cost.linear import LinearCost, LinearPass
@@ -210,30 +207,6 @@ def test_the_baseline_is_the_targets_own_output_one_token_a_round(sampler: Sampl
     assert decoded.log() == [(t, 0, 0) for t in range(20)]
 
 
-def test_drafts_are_accepted_and_rejected_on_this_pair() -> None:
-    """Else the claims above would say little."""
-    for sampler in CHOICES.values():
-        rounds = [
-            r
-            for sequence, prompt in enumerate(random_prompts(6, seed=1))
-            for r in decoder(sampler).decode(prompt, 40, ARMS[1], sequence=sequence).rounds
-        ]
-        assert {r.accepted for r in rounds} >= {0, 1, 2}
-        assert 0.1 < sum(r.accepted for r in rounds) / sum(r.drafted for r in rounds) < 0.9
-
-
-def test_an_accepted_end_of_text_cuts_the_token_after_it() -> None:
-    """Both ends: the drafter proposes it and is right, or the target adds it itself."""
-    cut = []
-    for prompt in random_prompts(12, seed=6):
-        eos = (plain_output(prompt, 4, Sampler(), 0)[3],)
-        decoded = decoder(Sampler(), eos).decode(prompt, 24, ARMS[1])
-        assert decoded.tokens[-1] == eos[0] and decoded.tokens.count(eos[0]) == 1
-        last = decoded.rounds[-1]
-        cut.append(last.t + last.accepted == len(decoded.tokens))
-    assert set(cut) == {True, False}
-
-
 @cache
 def recorded(sampler: Sampler, ends: bool, trees: bool) -> tuple[tuple[int, ...], Trace]:
     """End-of-text tokens that stand in the outputs, and a trace that holds every policy's drafts."""
@@ -283,16 +256,6 @@ def test_sampled_drafts_are_not_dropped_by_the_drawn_token() -> None:
         decoder(Sampler("rejection")).decode([1, 2, 3], 4, DrawnDroppingCoin())
 
 
-def test_state_starts_anew_with_every_sequence() -> None:
-    """A dynamic threshold has moved after the first sequence; the second must not see it."""
-    first, second = random_prompts(2, seed=8)
-    policy = make_policy("adaedl", {"epsilon": 1.0, "max_draft_tokens": DEPTH})
-    used = decoder(Sampler())
-    used.decode(first, 30, policy)
-    after, fresh = used.decode(second, 30, policy), decoder(Sampler()).decode(second, 30, policy)
-    assert after.tokens == fresh.tokens and after.log() == fresh.log()
-
-
 def greedy_by_one_verifier(logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
     """Wrong on purpose: accepts one token more than the target agrees with."""
     emitted = match_verifier(logits, draft, context)
@@ -331,9 +294,7 @@ def test_a_draft_describes_every_token_it_holds() -> None:
 def test_input_that_cannot_be_decoded_is_refused(
     prompt: list[int], budget: int, says: str, policy: ChainPolicy | None
 ) -> None:
-    with pytest.raises(InputError, match=says) as caught:
-        decoder(Sampler()).decode(prompt, budget, policy)
-    assert "\n" not in str(caught.value)
+    refusal(lambda: decoder(Sampler()).decode(prompt, budget, policy), match=says)
 
 
 def test_prompt_and_output_may_fill_every_position() -> None:
@@ -522,23 +483,6 @@ def test_the_traces_look_like_real_text(lab_recorded: LabRecorded) -> None:
     assert 0.4 < meta["first_token_accepted_share"] < 0.85
     if lab_recorded.sampler.mode == "gumbel":
         assert meta["distinct_trigram_share"] > 0.6
-
-
-@pytest.mark.slow
-@torch.inference_mode()
-def test_the_target_clearly_beats_its_draft_model(lab_pair32: Pair) -> None:
-    """On evenly spread windows of the held-out files."""
-    parts = [np.asarray(lab_pair32.tokenizer(f.text, verbose=False)["input_ids"]) for f in library_files("held_out")]
-    text = torch.from_numpy(np.concatenate(parts))
-    windows = torch.stack([text[at : at + 257] for at in np.linspace(0, len(text) - 257, 32).astype(int)])
-    target, draft = (
-        model(input_ids=windows[:, :-1], use_cache=False).logits.float().flatten(0, 1)
-        for model in (lab_pair32.target, lab_pair32.drafter.model)
-    )
-    following = windows[:, 1:].flatten()
-    target_nats, draft_nats = (float(F.cross_entropy(logits, following)) for logits in (target, draft))
-    assert draft_nats - target_nats > 0.3 and target_nats < math.log(2048) / 2
-    assert 0.5 <= float((target.argmax(-1) == draft.argmax(-1)).float().mean()) <= 0.85
 
 
 @pytest.mark.bench

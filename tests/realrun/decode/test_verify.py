@@ -591,25 +591,3 @@ def test_typical_acceptance_of_a_greedy_choice_is_matching(kernels: str) -> None
         for logits, draft, _ in matched_trees(60, Sampler()):
             expected = match_tree(logits, draft, RoundContext(Sampler(), 3, 40))
             assert TypicalAcceptance()(logits, draft, RoundContext(Sampler(), 3, 40)) == expected
-
-
-def test_typical_acceptance_draws_near_greedy_as_the_temperature_falls() -> None:
-    cold = Sampler("gumbel", 1e-3)
-    for logits, draft, _ in matched_trees(60, Sampler()):
-        assert TypicalAcceptance()(logits, draft, RoundContext(cold, 3, 40)) == match_tree(
-            logits, draft, RoundContext(Sampler(), 3, 40)
-        )
-
-
-def test_the_output_of_typical_acceptance_does_not_follow_the_target() -> None:
-    """Nothing drafted, and still always the most probable token."""
-    logits = torch.tensor([[0.0, 0.1]])
-    for sequence in range(20):
-        assert TypicalAcceptance()(logits, Draft(), RoundContext(Sampler("gumbel", 1.0), sequence, 0)) == ([], 1)
-
-
-@pytest.mark.parametrize("bad", [{"epsilon": -0.1}, {"delta": math.nan}, {"epsilon": math.inf}])
-def test_a_bad_threshold_is_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(InputError, match="epsilon|delta") as caught:
-        TypicalAcceptance(**bad)
-    assert "\n" not in str(caught.value)

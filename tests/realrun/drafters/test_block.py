@@ -22,6 +22,7 @@ from specsim.policy.registry import make_policy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
+from tests.support.checks import refusal
 from tests.support.drafting import Case, own_output
 from tests.support.pairs.state import BLOCKS, PROMPTS, state_pair
 from tests.support.published import layouts, write
@@ -92,8 +93,7 @@ def test_a_folder_names_the_size_of_its_blocks(tmp_path: Any) -> None:
         with pytest.raises(InputError, match=says):
             load_pair(str(tmp_path / "target"), drafter=f"{folder}:{of}")
     other = write(layouts()["specforge-eagle3"], tmp_path / "eagle3")
-    with pytest.raises(InputError, match="of kind eagle3, which drafts no blocks; leave :3 out"):
-        load_drafter(other, target, 3)
+    refusal(lambda: load_drafter(other, target, 3), "of kind eagle3, which drafts no blocks; leave :3 out")
 
 
 def test_trees_need_no_tree_masks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +115,7 @@ def test_a_mask_token_that_the_tokenizer_lacks_has_its_embedding() -> None:
     narrow = fit_vocabulary(wide, 97, 97)
     assert torch.equal(Block(narrow, {**config, "mask": 98}).mask, padding[1])
     assert torch.equal(Block(narrow, {**config, "mask": 5}).mask, narrow.get_input_embeddings().weight[5])
-    with pytest.raises(InputError, match="mask token is 99 and this target has 97 embeddings"):
-        Block(narrow, {**config, "mask": 99})
+    refusal(lambda: Block(narrow, {**config, "mask": 99}), "mask token is 99 and this target has 97 embeddings")
 
 
 @pytest.mark.parametrize(
@@ -128,5 +127,4 @@ def test_a_mask_token_that_the_tokenizer_lacks_has_its_embedding() -> None:
     ],
 )
 def test_another_target_is_refused(config: dict[str, Any], says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        BlockKind.load(target_of("llama"), {}, {"config": {**BLOCKS["llama"], **config}})
+    refusal(lambda: BlockKind.load(target_of("llama"), {}, {"config": {**BLOCKS["llama"], **config}}), match=says)

@@ -56,6 +56,7 @@ from realrun.train.edd import states_and_logits
 from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
+from tests.support.checks import refusal
 from tests.support.clock import SetClock
 from tests.support.drafting import rounds_of
 from tests.support.pairs.medusa import CHOICES
@@ -156,16 +157,10 @@ def test_filling_slots_leaves_the_keys_and_values_of_a_pass(name: str) -> None:
 
 
 @torch.inference_mode()
-def test_filling_leaves_what_running_leaves_and_library_stacks_fill_one_layer() -> None:
-    layers, rows = {name: target_of(name).model.layers[:2] for name in ("llama", "qwen2-sdpa")}, slice(0, 5)
-    parts, x = model_parts(target_of("llama")), torch.randn(6, 32, dtype=torch.float64)
-    run, filled = (parts.stack(layers["llama"]) for _ in range(2))
-    run.run(x[:5], 0, rows, parts.causal_mask(5, 5))
-    filled.fill(x[:5], 0, rows)
-    outputs = [stack.run(x[5:], 5, slice(5, 6), None) for stack in (run, filled)]
-    torch.testing.assert_close(*outputs, rtol=0, atol=1e-12)
+def test_library_stacks_fill_one_layer() -> None:
+    target = target_of("qwen2-sdpa")
     with pytest.raises((AssertionError, ValueError)):
-        model_parts(target_of("qwen2-sdpa")).stack(layers["qwen2-sdpa"]).fill(x, 0, rows)
+        model_parts(target).stack(target.model.layers[:2]).fill(torch.randn(6, 32, dtype=torch.float64), 0, slice(0, 5))
 
 
 @torch.inference_mode()
@@ -382,8 +377,7 @@ def test_the_states_are_those_that_vllm_and_sglang_read() -> None:
     for layers in range(3, 40):
         states = default_states(layers)
         assert list(states) == sorted({*states}) and len(states) == 3 and states[0] >= 1 and states[2] <= layers
-    with pytest.raises(InputError, match="EAGLE-3 reads 3 states and this target has 2 layers; train EAGLE instead"):
-        default_states(2)
+    refusal(lambda: default_states(2), "EAGLE-3 reads 3 states and this target has 2 layers; train EAGLE instead")
 
 
 # Training
@@ -594,9 +588,7 @@ def test_files_that_do_not_fit_their_target_are_refused(kind: str, tmp_path: Pat
     facts = {"edd": {"states_after": 2}, "eagle3": {"config": default_config(target)}}.get(kind, {})
 
     def refused(says: str, place: Path) -> None:
-        with pytest.raises(InputError, match=says) as caught:
-            load_drafter(place, target)
-        assert "\n" not in str(caught.value)
+        refusal(lambda: load_drafter(place, target), match=says)
 
     tensors = draft_of(kind, target)
     state = own_state(tensors) if kind in ("edd", "vdm") else tensors.state_dict()

@@ -452,19 +452,3 @@ def test_suffix_decoding_from_one_text_to_the_next_is_vllms(recorded: Trace) -> 
     assert [drafted for drafted, _ in ours] == [drafted for drafted, _ in theirs]
     assert [accepted[:-1] for _, accepted in ours] == [accepted[:-1] for _, accepted in theirs]
     assert all(mine[-1] <= other[-1] for (_, mine), (_, other) in zip(ours, theirs, strict=True))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("setting", BY_P_MIN)
-def test_every_round_under_p_min_is_llamacpps(recorded: Trace, setting: str) -> None:
-    k, p_min = int(setting.split(",")[0]), float(setting.split(",")[1])
-    assert recorded.top10_confidence is not None
-    confidence = recorded.top10_confidence.copy()
-    if setting in NEAR_TIES:
-        sequence, position, depth = NEAR_TIES[setting]
-        place = int(recorded.offsets[sequence]) + position, depth - 1
-        assert confidence[place] == pytest.approx(p_min, abs=1e-4)
-        confidence[place] = 2 * p_min - confidence[place]
-    trace = dataclasses.replace(recorded, top10_confidence=confidence)
-    rounds = replayed_rounds(trace, LlamaCpp(p_min, k), TOKENS, CONVENTIONS["llamacpp"])
-    assert as_digits(rounds) == BY_P_MIN[setting]

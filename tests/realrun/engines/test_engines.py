@@ -18,15 +18,14 @@ import realrun.engines.engine
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
 from realrun.engines.check import check, check_recording, settings_of
-from realrun.engines.costs import EngineCosts, Rounds, Timed, fit_costs
 from realrun.engines.dense import record_with_engine
 from realrun.engines.engine import Engine, EngineRun, Job, Setting, Turn, run_apart
 from realrun.engines.gguf_file import ids_of, paired, write_gguf
 from realrun.engines.hugging_face import HuggingFaceEngine
 from realrun.engines.llamacpp import LlamaCppEngine, draft_seconds, rows_of
 from realrun.engines.registry import find_engine
+from realrun.engines.validate import EngineCosts, Rounds, Timed, fit_costs, plan_of, turns_of, typical, validate
 from realrun.engines.validate import compared as predicted_beside
-from realrun.engines.validate import plan_of, turns_of, typical, validate
 from realrun.engines.validate import replayed_rounds as rounds_by_k
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair

@@ -30,6 +30,7 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.serving.draft_length import ScheduledK
 from specsim.trace.trace import Trace
 from tests.specsim.engines.test_as_engine import replayed_rounds
+from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call
 from tests.support.tiny import tiny_pair, tiny_prompts
 
@@ -178,10 +179,8 @@ def test_rounds_are_those_of_detailed_metrics() -> None:
     assert sum(map(len, rounds)) == sum(metric["num_spec_steps"] for metric in metrics) > 20
     assert rounds_of(None, 1) == [] and rounds_of(metrics_of([]), 1) == []
     without = {name: value for name, value in metrics[0].items() if not name.startswith("per_step")}
-    with pytest.raises(InputError, match="request 7: vLLM lists no rounds; take a version with per-request metrics"):
-        rounds_of(without, 7)
-    with pytest.raises(InputError, match="request 7: vLLM counts"):
-        rounds_of(metrics[0] | {"num_draft_tokens": 1}, 7)
+    refusal(lambda: rounds_of(without, 7), "request 7: vLLM lists no rounds; take a version with per-request metrics")
+    refusal(lambda: rounds_of(metrics[0] | {"num_draft_tokens": 1}, 7), "request 7: vLLM counts")
 
 
 def test_counters_before_the_first_draft_are_zero() -> None:
@@ -192,8 +191,7 @@ def test_counters_before_the_first_draft_are_zero() -> None:
 
 def test_what_cannot_be_asked_is_refused(trace: Trace) -> None:
     engine = VllmEngine()
-    with pytest.raises(InputError, match="vllm has no rule for --p-min"):
-        settings_of(engine, [3], [0.5])
+    refusal(lambda: settings_of(engine, [3], [0.5]), "vllm has no rule for --p-min")
     for lengths, batch, says in (
         ({1: 3}, 1, "--schedule is of batches; give --batch"),
         ({1: 0, 2: 0}, 4, "--schedule drafts up to 0 tokens; give 1 to 16"),

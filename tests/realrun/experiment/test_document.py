@@ -19,13 +19,13 @@ from realrun.machine_load import Load
 from realrun.pairs.prompts import Prompt
 from specsim.cost.profile import ProfileCost, TreeProfile
 from specsim.io.arrays import Floats
-from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
 from specsim.replaying.intervals import NO_SPECULATION, Estimate, noise_floor_percent, paired_difference, ratio_interval
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.report.page import choice_text
+from tests.support.checks import refusal
 from tests.support.tree_policies import CoinTree
 from tests.support.tree_traces import tree_trace
 
@@ -96,8 +96,7 @@ def test_a_forecast_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [{"version": 2}, {"sealed": 1}, {"rows": [{"policy": "fixed_k"}]}, {"costs": None}])
 def test_another_forecast_is_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "forecast.json").write_text(json.dumps({**WRITTEN, **wrong}))
-    with pytest.raises(InputError, match=r"forecast\.json .*--overwrite$"):
-        Forecast.read(tmp_path / "forecast.json")
+    refusal(lambda: Forecast.read(tmp_path / "forecast.json"), match=r"forecast\.json .*--overwrite$")
 
 
 # Errors: parts that sum to the whole, nothing where rounds cost what was predicted, and their noise.

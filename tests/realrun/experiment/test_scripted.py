@@ -13,15 +13,16 @@ import torch
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
-from realrun.decode.rounds import Decoded, Round, RoundContext
+from realrun.decode.rounds import Decoded, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.experiment import scripted
 from realrun.experiment.scripted import (
     Script,
-    ScriptedDecoder,
+    ScriptedDecoding,
     ScriptedDrafter,
     ScriptedSettings,
     run_scripted,
+    scripted_arm,
     scripted_validation,
     with_prefix,
 )
@@ -72,14 +73,28 @@ def _short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "SLICE_SWEEPS", 2)
 
 
+def runs_of(
+    models: Pair, script: Trace, policy: ChainPolicy | None, sampler: Sampler | None = None, seed: int = 0
+) -> list[Decoded]:
+    """Run all sequences of a script."""
+    arm = scripted_arm("", policy, models, Script(script), sampler or Sampler())
+    text = np.random.default_rng(0).integers(1, 90, int(script.prompt_tokens.max())).tolist()
+    runs = []
+    for index in range(script.sequences):
+        decoding = ScriptedDecoding(arm, script, index, text, seed)
+        while not decoding.done:
+            decoding.advance()
+        runs.append(decoding.result)
+    return runs
+
+
 @pytest.mark.parametrize("eos", [(), EOS], ids=["no end", "ends"])
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_every_round_is_the_replays(policy: ChainPolicy, eos: tuple[int, ...]) -> None:
     script = trace(eos)
     if eos:
         assert (script.output_tokens < script.budget_tokens).any()  # the script ends before its budget does
-    runner = ScriptedDecoder(pair(), script, Sampler(), seed=3)
-    runs = [Decoded([], runner.speculative(s, policy), 0.0) for s in range(script.sequences)]
+    runs = runs_of(pair(), script, policy, seed=3)
     replayed = replay(script, policy, cost_table(script, ConstantCost(1e-3, 1e-2)), seed=3, log=True)
     assert rounds_identical(replayed, runs) == 1.0
     assert replayed.rounds is not None
@@ -90,32 +105,30 @@ def test_every_round_is_the_replays(policy: ChainPolicy, eos: tuple[int, ...]) -
 def test_rounds_do_not_depend_on_the_models_or_the_choice(target: str, draft: str) -> None:
     logs = []
     for models, sampler in ((pair(), Sampler()), (pair(target, draft), Sampler("gumbel", 0.5))):
-        runner = ScriptedDecoder(models, trace(), sampler, seed=0)
-        logs.append([Decoded([], runner.speculative(s, POLICIES[4]), 0.0).log() for s in range(6)])
+        logs.append([run.log() for run in runs_of(models, trace(), POLICIES[4], sampler)])
     assert logs[0] == logs[1]
 
 
 def test_rounds_are_the_replays_over_the_static_cache_too() -> None:
-    """As on a GPU: buffers with room for all, warmed once, rolled back between sequences."""
+    """As on a GPU: buffers with room for all, rolled back between sequences."""
+    script = with_prefix(trace(EOS), 50)
     with use_kernels("reference"):
-        runner = ScriptedDecoder(pair(), with_prefix(trace(EOS), 50), Sampler(), seed=0)
-        assert isinstance(runner.decoder.target, StaticLlama)
-        runner.warm_up(POLICIES)
-        capacity = runner.decoder.target.capacity
+        assert isinstance(pair().make_drafter(())[0], StaticLlama)
         for policy in POLICIES[1::2]:
-            runs = [Decoded([], runner.speculative(s, policy), 0.0) for s in range(6)]
-            assert len(runner.autoregressive(2, 3, 9)) == 6
             replayed = replay(trace(EOS), policy, cost_table(trace(EOS), ConstantCost(1e-3, 1e-2)), log=True)
-            assert rounds_identical(replayed, runs) == 1.0
-        assert runner.decoder.target.capacity == capacity
+            assert rounds_identical(replayed, runs_of(pair(), script, policy)) == 1.0
+
+
+def test_the_baseline_drafts_nothing_and_writes_every_position() -> None:
+    for run, length in zip(runs_of(pair(), trace(EOS), None), trace(EOS).output_tokens, strict=True):
+        assert [(one.t, one.drafted, one.accepted) for one in run.rounds] == [(t, 0, 0) for t in range(length)]
 
 
 def test_an_end_of_text_token_stops_nothing() -> None:
     """Every token of the models is an end of text to their configuration, and none to a script."""
     models = pair()
     models = replace(models, eos_token_ids=tuple(range(models.target.config.vocab_size)))
-    runner = ScriptedDecoder(models, trace(), Sampler(), seed=0)
-    rounds = runner.speculative(0, POLICIES[1])
+    rounds = runs_of(models, trace(), POLICIES[1])[0].rounds
     assert sum(r.accepted + 1 for r in rounds) >= trace().output_tokens[0]
     assert max(r.drafted for r in rounds) == 5
 
@@ -146,35 +159,17 @@ def test_a_predictors_score_is_handed_on() -> None:
 
 def test_the_verifier_does_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """One choice of tokens per target pass, over all its logits."""
-    runner = ScriptedDecoder(pair(), trace(), Sampler(), seed=0)
-    sizes: list[tuple[int, int]] = []
-    forward, tokens = runner.decoder.target.forward, Sampler.tokens
+    sizes: list[int] = []
+    tokens = Sampler.tokens
 
     def spy(self: Sampler, scaled: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
-        sizes.append((len(scaled), position))
+        sizes.append(len(scaled))
         return tokens(self, scaled, sequence, position)
 
-    passes: list[int] = []
     monkeypatch.setattr(Sampler, "tokens", spy)
-    monkeypatch.setattr(runner.decoder.target, "forward", lambda feed: (passes.append(len(feed)), forward(feed))[1])
-    rounds = runner.speculative(1, POLICIES[1])
-    assert passes == [r.drafted + 1 for r in rounds]
-    assert [size for size, t in sizes if size > 1] == [r.drafted + 1 for r in rounds if r.drafted]
-
-
-@torch.inference_mode()
-def test_bursts_are_the_baselines_rounds_at_their_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = ScriptedDecoder(pair(), trace(), Sampler(), seed=0)
-    target, lengths = runner.decoder.target, []
-    forward = target.forward
-    monkeypatch.setattr(target, "forward", lambda feed: (lengths.append((target.length, len(feed))), forward(feed))[1])
-    runner.speculative(0, POLICIES[1])  # leaves a longer cache behind
-    lengths.clear()
-    rounds = runner.autoregressive(0, 10, 14)
-    prompt = int(trace().prompt_tokens[0])
-    assert [(r.t, r.drafted, r.accepted) for r in rounds] == [(t, 0, 0) for t in range(10, 14)]
-    warm_up = [(prompt + 9, 1)]
-    assert lengths == warm_up + [(prompt + t - 1, 1) for t in range(10, 14)]
+    runs = runs_of(pair(), trace(), POLICIES[1])
+    rounds = [one for run in runs for one in run.rounds]
+    assert [size for size in sizes if size > 1] == [one.drafted + 1 for one in rounds if one.drafted]
 
 
 KEYS = {"kind", "version", "target", "drafter", "context", "sequences", "rows", "done", "profile", "provenance"}
@@ -221,40 +216,6 @@ def test_given_policies_behind_a_long_context() -> None:
     # Four slices of the profile, one before and one after each repeat, of two sweeps each.
     assert [step for step in steps if step[0] != "run"] == [("profile", done, 8) for done in range(1, 9)]
     assert document["sequences"] == {"tuning": 0, "holdout": 6, "run": 6}
-
-
-def test_an_interruption_of_one_repeat_counts_neither_for_the_baseline_nor_for_a_policy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Every round at the median of its repeats, of the policies and of what they are compared with."""
-    begun: dict[tuple[str, int], int] = {}
-
-    def steady(run: Any, name: str) -> Any:
-        def runs(self: ScriptedDecoder, index: int, *how: Any, **warming_up: Any) -> list[Round]:
-            first = how[0] if name == "autoregressive" else 0
-            repeat = begun[f"{name} {first}", index] = begun.get((f"{name} {first}", index), -1) + 1
-            none = {"draft_s": 0.0, "policy_s": 0.0, "verify_s": 0.0}
-            return [
-                replace(one, **none, other_s=9.0 if number % 3 == repeat else 0.5)
-                for number, one in enumerate(run(self, index, *how, **warming_up))
-            ]
-
-        return runs
-
-    def warm_up(self: ScriptedDecoder, policies: list[ChainPolicy]) -> None:
-        warm(self, policies)
-        begun.clear()
-
-    warm = ScriptedDecoder.warm_up
-    monkeypatch.setattr(ScriptedDecoder, "warm_up", warm_up)
-    for name in ("autoregressive", "speculative"):
-        monkeypatch.setattr(ScriptedDecoder, name, steady(getattr(ScriptedDecoder, name), name))
-    document = scripted_validation(pair(), trace(), ScriptedSettings(policies=POLICIES[:1], repeats=3))
-    np.testing.assert_allclose(document["autoregressive_sequence_seconds"], 0.5 * trace().output_tokens)
-    (row,) = document["rows"]
-    rounds = replay(trace(), POLICIES[0], cost_table(trace(), ConstantCost(1.0, 10.0))).num_rounds
-    np.testing.assert_allclose(row["sequence_seconds"], 0.5 * rounds)
-    assert row["measured"]["estimate"] == pytest.approx(trace().output_tokens.sum() / rounds.sum())
 
 
 def test_tuned_policies_run_on_sequences_they_were_not_tuned_on() -> None:
@@ -306,10 +267,8 @@ def test_the_scripted_loop_is_the_decoders_on_the_recorded_pair() -> None:
     """With the recorded models and no end of text, a decoding run and a scripted one do the same rounds."""
     models, sampler = tiny_pair(), Sampler("gumbel", 0.8)
     decoder = Decoder(models.target, DraftModel(models.drafter.model, ()), (), sampler)
-    runner = ScriptedDecoder(models, trace(), sampler, seed=0)
-    for index, prompt in enumerate(tiny_prompts()):
-        real = decoder.decode(prompt.tokens, 30, POLICIES[4], sequence=index)
-        assert Decoded([], runner.speculative(index, POLICIES[4]), 0.0).log() == real.log()
+    for index, run in enumerate(runs_of(models, trace(), POLICIES[4], sampler)):
+        assert run.log() == decoder.decode(tiny_prompts()[index].tokens, 30, POLICIES[4], sequence=index).log()
 
 
 @pytest.mark.gpu

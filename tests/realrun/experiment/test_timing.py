@@ -98,13 +98,6 @@ def test_who_begins_is_drawn_by_lot() -> None:
     assert len(first) == 3 and min(first.values()) > 70
 
 
-def test_a_fast_arm_waits_for_a_slow_one() -> None:
-    runners, log = steppers([[1] * 6, [3, 3]])
-    take_turns(runners, np.random.default_rng(1), turn_rounds=1)
-    assert sorted(log[:2]) == [0, 1] and log[2:4] == [0, 0]  # both begin; then one goes on until it is as far
-    assert sorted(log[4:6]) == [0, 1] and log[6:] == [0, 0]
-
-
 # Typical rounds.
 
 
@@ -115,11 +108,6 @@ def one_round(t: int, seconds: float, accepted: int = 0) -> Round:
 
 def run_of(*seconds: float, accepted: int = 0) -> Decoded:
     return Decoded([7] * len(seconds), [one_round(t, s, accepted) for t, s in enumerate(seconds)], 0.0)
-
-
-def test_every_round_is_taken_at_the_median_of_its_repeats() -> None:
-    runs = [run_of(1.0, 9.0, 3.0), run_of(2.0, 5.0, 1.0), run_of(90.0, 4.0, 2.0)]
-    assert typical_rounds(runs) == [runs[1].rounds[0], runs[1].rounds[1], runs[2].rounds[2]]
 
 
 def interrupted(seconds: float, repeats: int, share: float, seed: int) -> list[Decoded]:
@@ -151,20 +139,6 @@ def test_of_known_interruptions_the_median_shows_nothing_and_the_wall_clock_all(
     wall = WallClock.of(*walls, measured, floor_percent=2.0)
     assert wall.speedup == pytest.approx(2 / (1 + 8 * share), rel=0.03)
     assert wall.differs == (share > 0)
-
-
-def test_the_faster_of_two_noisy_repeats_is_no_median() -> None:
-    """Without any interruption, noise of 10 % makes the faster of two 5.6 % faster than a round is; a median is not."""
-    draw = np.random.default_rng(3)
-    seconds = draw.normal(1.0, 0.1, (3, 4000))
-    median_s = sum(round_.seconds for round_ in typical_rounds([run_of(*own) for own in seconds.tolist()])) / 4000
-    assert median_s == pytest.approx(1.0, abs=0.005)
-    assert sum(min(pair) for pair in seconds[:2].T) / 4000 == pytest.approx(0.944, abs=0.005)
-
-
-def test_cut_short_to_two_repeats_the_slower_round_counts() -> None:
-    runs = [run_of(1.0, 9.0), run_of(2.0, 5.0)]
-    assert typical_rounds(runs) == [runs[1].rounds[0], runs[0].rounds[1]]
 
 
 @pytest.mark.parametrize(("repeats", "wanted"), [(-1, 3), (0, 3), (1, 3), (2, 3), (4, 5), (10, 11)])
@@ -276,11 +250,26 @@ def test_a_measurement_gives_every_arm_both_decoders(monkeypatch: pytest.MonkeyP
     )  # fmt: skip
     assert used == [True, False, True, False, False, True, False, True]
     assert reports == [(done, 8) for done in range(9)]  # from before the first, which warms up
-    cut = measuring.measure_in_turns(
-        arms, {"": measuring.Costs(costs, [0, 1])}, prompts, trace, None, repeats=2, seed=0, limit_s=0.0,
-        progress=lambda done, total: None,
+
+
+@pytest.mark.parametrize(
+    ("floor_percent", "more_until_s", "repeats"), [(5.0, None, 3), (0.5, np.inf, 1), (5.0, np.inf, 3), (5.0, 0.0, 1)]
+)
+def test_within_minutes_more_repeats_follow_where_noise_asks_and_time_allows(
+    floor_percent: float, more_until_s: float | None, repeats: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring.Measurement, "noise_floor_percent", floor_percent)
+    pair, prompts = tiny_pair(), tiny_prompts(2)
+    trace = record(pair, prompts, RecordSettings(4, 8, SAMPLER))
+    arms = [make_arm("plain", None, pair, SAMPLER), make_arm("null", None, pair, SAMPLER)]
+    costs = MeasuredCosts(pair, trace, tree_tokens=0, sampler=SAMPLER, seed=0, texts=8)
+    reports: list[tuple[int, int]] = []
+    made = measuring.measure_in_turns(
+        arms, {"": measuring.Costs(costs, [0, 1])}, prompts, trace, None, repeats=3, seed=0, more_until_s=more_until_s,
+        progress=lambda done, total: reports.append((done, total)),
     )  # fmt: skip
-    assert cut.prompts == prompts[:2] and [len(runs) for runs in cut.timings.runs.values()] == [2] * 4
+    assert made.repeats == repeats and {len(runs) for runs in made.timings.runs.values()} == {repeats}
+    assert reports[-1] == (2 * repeats, 2 * repeats)
 
 
 def test_what_else_takes_turns_on_a_sequence_ends_with_it() -> None:

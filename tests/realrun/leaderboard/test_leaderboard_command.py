@@ -51,7 +51,7 @@ from specsim.cost.profile import Profile
 from specsim.io.errors import InputError
 from specsim.policy.base import build_policy
 from specsim.policy.registry import POLICIES, make_policy
-from specsim.replaying.intervals import NO_SPECULATION, paired_difference, simultaneous
+from specsim.replaying.intervals import NO_SPECULATION, simultaneous
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.report.drafters import DEFINITIONS, render_drafters
@@ -361,12 +361,6 @@ def test_order_and_ties_follow_from_the_held_out_prompts(job: Job) -> None:
     assert choice["forecast"] == chosen and choice["forecast_speedup"] == forecasts[chosen]
     assert real[choice["measured"]] == max(real.values())
     assert choice["regret"]["estimate"] == pytest.approx(max(real.values()) - real[chosen])
-    for row, own_s in zip(rows, seconds, strict=True):
-        np.testing.assert_allclose(row["measured_sequence_seconds"], own_s)
-    np.testing.assert_allclose(document["baseline_sequence_seconds"], base_s)
-    baseline = np.ones(len(rows[0]["sequence_seconds"]))
-    same = paired_difference(baseline, rows[0]["sequence_seconds"], rows[0]["sequence_seconds"])
-    assert not same.significant
 
 
 def test_prompts_that_loop_are_counted_and_left_out_once_more(job: Job) -> None:
@@ -606,18 +600,15 @@ def test_a_text_that_repeats_itself_has_few_trigrams() -> None:
     assert long_enough and all((shares[at] > LOOPS) == bool(at % 2) for at in long_enough)
 
 
-def test_rows_that_are_asked_for_come_before_the_fastest() -> None:
+def test_the_best_of_each_role_and_the_papers_policy_are_compared() -> None:
     speeds = {"fixed_k": 3.0, "max_confidence": 2.0, "eagle2": 1.5, "adaedl": 1.2, "sparse_tree": 1.1}
     tuned = [Candidate(make_policy(name, {}), "tuned", speed, name) for name, speed in speeds.items()]
 
-    def rows_of(*how: Any) -> list[tuple[str, str]]:
-        return [(chosen.variant, chosen.role) for chosen in best_of_roles(tuned, *how)]
+    def rows_of(paper: str) -> list[tuple[str, str]]:
+        return [(chosen.variant, chosen.role) for chosen in best_of_roles(tuned, paper)]
 
     roles = [("fixed_k", FIXED), ("max_confidence", ADAPTIVE), ("eagle2", TREE), ("sparse_tree", PAPER)]
     assert rows_of("sparse_tree") == roles and rows_of("eagle2") == roles[:3]
-    assert rows_of("sparse_tree", ("adaedl",)) == [*roles, ("adaedl", "adaedl")]
-    assert rows_of("sparse_tree", ("adaedl",), 3) == [roles[0], roles[3], ("adaedl", "adaedl")]
-    assert rows_of("eagle2", (), 2) == [roles[0], roles[2]]
 
 
 def test_papers_policies_exist() -> None:

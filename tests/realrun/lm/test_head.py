@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from realrun.lm.head import Float32Head, float32_product, gives_float32, head_pr
 from realrun.lm.kernels import use_kernels
 from realrun.lm.llama import FusedLlama
 from realrun.lm.number_type import NUMBER_TYPES
-from realrun.lm.skinny_linear import MOST_ROWS, skinny_linear
+from realrun.lm.skinny_linear import skinny_linear
 from realrun.measure.record import RecordSettings, record
 from realrun.measure.reuse import check_pair
 from realrun.pairs.drafter_files import LAB_DRAFTERS, has_lab_drafter
@@ -137,21 +136,15 @@ UNIT = torch.finfo(torch.float32).eps / 2
 
 @pytest.fixture
 def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of rows that the kernel or the product with a copy was called with."""
+    """Numbers of rows that the kernel was called with."""
     calls: list[int] = []
-    few, many = module._product, module._packed_product
-    monkeypatch.setattr(module, "_product", lambda weight, x, out: (calls.append(len(x)), few(weight, x, out)))
-
-    def packed(x: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
-        calls.append(x.numel() // x.shape[-1])
-        return many(x, copy)
-
-    monkeypatch.setattr(module, "_packed_product", packed)
+    real = module._product
+    monkeypatch.setattr(module, "_product", lambda weight, x, out: (calls.append(len(x)), real(weight, x, out)))
     return calls
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (3, 7), (64, 33), (17, 576), (40, 1536)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (3, 7), (64, 33), (117, 576), (43, 1536), (3, 40000)])
 @pytest.mark.parametrize("rows", [*range(1, 18), 64, 257])
 def test_products_are_those_of_float64_up_to_rounding(
     rows: int, outputs: int, inputs: int, kernel_calls: list[int]
@@ -197,45 +190,6 @@ def test_what_does_not_suit_is_torchs(kernel_calls: list[int]) -> None:
     with torch.no_grad():
         skinny_linear(x, unsuited["gradients"][1])
     assert kernel_calls == [3]
-
-
-@pytest.mark.parametrize("inference", [False, True])
-def test_a_copy_is_made_once_and_again_when_the_matrix_changes(
-    inference: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copied: list[tuple[int, ...]] = []
-    real = module._packed
-    monkeypatch.setattr(module, "_packed", lambda weight: (copied.append(weight.shape), real(weight))[1])
-    before = len(module._copies)
-    with torch.inference_mode() if inference else torch.no_grad():
-        x, weight = torch.randn(MOST_ROWS + 1, 8), torch.randn(5, 8)
-        for _ in range(2):
-            torch.testing.assert_close(skinny_linear(x, weight), F.linear(x, weight))
-        assert copied == [(5, 8)] and len(module._copies) == before + 1
-        if not inference:  # matrices made in inference mode have no version, and are not trained
-            weight *= 2
-            torch.testing.assert_close(skinny_linear(x, weight), F.linear(x, weight))
-            assert len(copied) == 2
-        del weight
-    assert len(module._copies) == before
-
-
-@torch.inference_mode()
-def test_no_copies_are_made_where_memory_is_short(
-    kernel_calls: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A quarter of the memory stays free."""
-    memory = tmp_path / "meminfo"
-    monkeypatch.setattr(module, "MEMORY", memory)
-    x = torch.randn(MOST_ROWS + 1, 64)
-    for available_kib, copies in ((241, False), (251, False), (253, True)):  # the matrix has 2 KiB
-        memory.write_text(f"MemTotal:  1000 kB\nMemFree:  10 kB\nMemAvailable:  {available_kib} kB\n")
-        weight = torch.randn(8, 64)
-        torch.testing.assert_close(skinny_linear(x, weight), F.linear(x, weight))
-        assert kernel_calls == [len(x)] * copies
-    memory.unlink()
-    skinny_linear(x, torch.randn(8, 64))
-    assert kernel_calls == [len(x)]
 
 
 @torch.inference_mode()

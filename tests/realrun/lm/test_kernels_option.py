@@ -21,7 +21,6 @@ from realrun.experiment.settings import ValidationSettings
 from realrun.lm.kernels import named, use_kernels
 from realrun.lm.llama import FusedLlama
 from realrun.lm.static.llama import StaticLlama
-from realrun.measure.profile import profile
 from realrun.measure.record import RecordSettings
 from realrun.pairs.pair import Pair
 from speckernels import BACKENDS, backend_for
@@ -103,11 +102,6 @@ def test_kernels_are_named_by_the_environment_too(monkeypatch: pytest.MonkeyPatc
     assert named()
     monkeypatch.setenv("SPECKERNELS_BACKEND", "auto")
     assert not named()
-
-
-def test_a_profile_says_its_kernels() -> None:
-    with use_kernels("reference"):
-        assert profile(tiny_pair(), contexts=[4], depth=1, limit_s=0)["kernels"] == "reference"
 
 
 @pytest.fixture(scope="module")

@@ -10,22 +10,17 @@ import pytest
 import torch
 
 import realrun.lm.static.llama as stack
-from realrun.decode.decoder import Decoder
-from realrun.decode.draft_model import DraftModel
-from realrun.decode.sampling import Sampler
 from realrun.lm.batched_llama import BatchedLlama
 from realrun.lm.cached import CachedLM
 from realrun.lm.choice import make_lm
 from realrun.lm.kernels import use_kernels
 from realrun.lm.llama import FusedLlama, supported
 from realrun.lm.static.llama import PLAIN, StaticLlama
-from specsim.policy.registry import make_policy
 from tests.support.checks import refusal
 from tests.support.families import family_model
 from tests.support.llama_models import FLOAT64, VOCAB, qwen3, recorded, small_model, with_garbage
 from tests.support.tiny import POSITIONS as TINY_POSITIONS
 from tests.support.tiny import VOCAB as TINY_VOCAB
-from tests.support.tiny import tiny_pair
 
 MODELS: dict[str, Callable[[], Any]] = {
     "llama": small_model,
@@ -206,21 +201,6 @@ def test_weights_are_joined_in_place_and_once() -> None:
     storage = attention.q_proj.weight.untyped_storage().data_ptr()
     assert attention.v_proj.weight.untyped_storage().data_ptr() == storage
     assert torch.equal(model(input_ids=ids).logits, before)
-
-
-@pytest.mark.parametrize("sampler", [Sampler("greedy"), Sampler("gumbel", 0.9, 4)], ids=["greedy", "gumbel"])
-def test_decoding_is_the_same_with_either_pass(sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = tiny_pair()
-    policy = make_policy("adaedl", {"lambda0": -0.5, "max_draft_tokens": 6})
-
-    def decoded() -> list[object]:
-        decoder = Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), sampler)
-        runs = [decoder.decode([5, 6, 7], 30, arm) for arm in (policy, None)]
-        return [(run.tokens, run.log()) for run in runs]
-
-    fused = decoded()
-    monkeypatch.setattr("realrun.lm.choice.supported", lambda model: False)
-    assert decoded() == fused
 
 
 @torch.inference_mode()

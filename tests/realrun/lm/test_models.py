@@ -26,7 +26,7 @@ from realrun.pairs.prompts import lab_prompts, study_prompts
 from specsim.policy.registry import make_policy
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call
-from tests.support.tiny import VOCAB, tiny_model, tiny_pair, tiny_prompts, tiny_tokenizer
+from tests.support.tiny import tiny_model, tiny_pair, tiny_prompts, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -161,12 +161,6 @@ def test_docstring_spans_of_broken_or_unfinished_text() -> None:
     assert docstring_spans("def f(:\n") == [] and docstring_spans("") == [] and docstring_spans("\0") == []
     text = f'"""{"x" * 400}"""'  # no newline at the end
     assert docstring_spans(text) == [(0, len(text))]
-
-
-def test_the_tiny_pair_is_what_its_tests_believe() -> None:
-    pair = tiny_pair()
-    assert pair.dtype == torch.float64 and len(pair.tokenizer) == VOCAB
-    assert pair.tokenizer.decode(pair.tokenizer("a B\n")["input_ids"]).replace(" ", "") == "aB\n"
 
 
 MODES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8), "rejection": Sampler("rejection", 0.8)}

@@ -25,7 +25,6 @@ from realrun.proposals.chain import branch_columns
 from realrun.proposals.recorder import RecordRequest
 from realrun.proposals.target_cache import target_cache_columns, target_cache_recorder
 from realrun.proposals.trees import Trees, TreeSize, best_trees
-from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import TreeRecord
 from tests.realrun.drafters import test_self_sd
@@ -45,7 +44,7 @@ from tests.support.dense_records import (
 from tests.support.drafting import self_sd_pair
 from tests.support.pairs.inside import skipping_pair, target_of
 from tests.support.pairs.state import state_pair
-from tests.support.tiny import VOCAB, random_prompts, tiny_model, tiny_pair, tiny_prompts
+from tests.support.tiny import random_prompts, tiny_pair, tiny_prompts
 
 CHOICES = {
     "greedy": Sampler(),
@@ -286,36 +285,6 @@ def test_nodes_on_the_true_path_have_the_true_ranks(trace: Trace) -> None:
     assert beside_chain > 3, "some paths leave the chain"
 
 
-def test_nothing_outside_has_a_larger_path_than_the_horizon_and_nothing_inside_a_smaller(trace: Trace) -> None:
-    assert trace.tree is not None
-    chain = trace.tree.rank == 0
-    for _ in range(4):
-        parent = np.maximum(trace.tree.parent - 1, 0)
-        chain &= (trace.tree.parent == 0) | np.take_along_axis(chain, parent, axis=1)
-    paths = np.where(chain | (trace.tree.parent < 0), 2.0, trace.tree.path)
-    assert chain.sum() == 5 * len(trace.token)
-    assert (paths.min(axis=1) >= trace.tree.horizon).all()
-    # In the nucleus of few tokens, all paths are recorded here and there.
-    assert ((trace.tree.horizon > 0) | (paths.min(axis=1) == 0)).all()
-
-
-def test_trees_survive_the_trace_folder(trace: Trace, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    write_trace(trace, tmp_path / "trace")
-    again = read_trace(tmp_path / "trace")
-    assert trace.tree is not None and again.tree is not None
-    for name in ("prob", "token", "first_child", "horizon"):
-        np.testing.assert_array_equal(getattr(again.tree, name), getattr(trace.tree, name))
-    assert again.meta["tree"] == trace.meta["tree"] == {"nodes": 40, "width": 6}
-    assert again.tree.nodes == 40 and again.tree.width == 6
-
-
-def test_a_record_of_depth_many_nodes_is_the_chain() -> None:
-    trace = record(tiny_pair(), tiny_prompts(2), RecordSettings(4, 6, tree_nodes=4))
-    assert trace.tree is not None
-    assert (trace.tree.parent == np.arange(4)).all()
-    np.testing.assert_array_equal(trace.tree.token, trace.draft_token)
-
-
 def test_trees_change_nothing_else_and_are_not_there_unless_asked_for() -> None:
     settings = RecordSettings(4, 12, CHOICES["gumbel"])
     plain = record(tiny_pair(), tiny_prompts(2), settings)
@@ -342,13 +311,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("settings", "message"), REFUSED)
 def test_settings_that_cannot_be_recorded_are_refused(settings: dict[str, Any], message: str) -> None:
     refusal(lambda: RecordSettings(**settings), message)
-
-
-def test_a_width_beyond_the_vocabulary_records_what_there_is() -> None:
-    pair = replace(tiny_pair(), drafter=IndependentKind(tiny_model(1, seed=6)))
-    trace = record(pair, tiny_prompts(1), RecordSettings(1, 3, tree_nodes=200, tree_width=256))
-    assert trace.tree is not None and trace.tree.count.tolist() == [VOCAB] * 3
-    assert (trace.tree.horizon == 0).all()
 
 
 # Drafters that read the target's cache: what each says after every branch, by the library alone.

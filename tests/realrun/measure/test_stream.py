@@ -208,61 +208,36 @@ def added(round_: Round, **how: Any) -> tuple[dict[Any, Any], dict[str, list[flo
     return samples(stream)
 
 
-def test_every_part_of_a_chain_has_its_place() -> None:
-    points, each = added(CHAIN)
-    assert points == {
-        ("verify", 4): [(30, 8.0)],
-        ("draft", 1): [(30, 0.25)],
-        ("draft", 2): [(30, 0.125)],
-        ("draft", 3): [(30, 0.25)],
-    }
-    assert each == {"overhead": [1.0 + 0.125], "policy": [0.25]}  # what drafting took beside its steps is overhead
+BEHIND, CATCHING_UP = replace(CHAIN, fed=2), replace(TREE, fed=2)
+FIRST, REST = {("draft", 1): 0.25}, {("draft", 2): 0.125, ("draft", 3): 0.25}
+LEVEL, LEVELS = {("tree draft", 1, 1): 0.25}, {("tree draft", 4, 2): 0.125, ("tree draft", 2, 3): 0.25}
+COSTS = {"overhead": 1.0 + 0.125, "policy": 0.25}  # what drafting took beside its steps is overhead
+TREE_COSTS = {"tree overhead": 1.125, "tree policy": 0.125}
+PLACES: dict[str, tuple[Round, dict[str, Any], dict[Any, float], dict[str, float]]] = {
+    "a chain": (CHAIN, {}, {("verify", 4): 8.0, **FIRST, **REST}, COSTS),
+    "nothing drafted": (NOTHING, {}, {("verify", 1): 0.25}, {}),
+    "a policy that is not asked": (replace(CHAIN, asked=0), {}, {("verify", 4): 8.0, **FIRST, **REST},
+                                   {"overhead": 1.125}),
+    "masks": (CHAIN, {"masks": 5}, {("tree verify", (3 + 1) * (5 + 1)): 8.0, **FIRST, **REST}, COSTS),
+    "a draft that lags behind": (BEHIND, {}, {("verify", 4): 8.0, ("behind",): 0.25, **REST}, COSTS),
+    "one that is scored": (BEHIND, {"scored": True}, {
+        ("verify", 4): 8.0, ("scored behind",): 0.25, ("scored draft", 2): 0.125, ("scored draft", 3): 0.25}, COSTS),
+    "one that always starts with several tokens": (
+        BEHIND, {"target_states": True}, {("verify", 4): 8.0, **FIRST, **REST}, COSTS),
+    "a tree": (TREE, {"tree": True}, {("tree verify", 6): 8.0, **LEVEL, **LEVELS}, TREE_COSTS),
+    "a tree of which nothing is verified": (
+        replace(TREE, verified=0), {"tree": True}, {("verify", 1): 8.0, **LEVEL, **LEVELS}, TREE_COSTS),
+    "a tree that lags behind": (
+        CATCHING_UP, {"tree": True}, {("tree verify", 6): 8.0, ("tree behind",): 0.25, **LEVELS}, TREE_COSTS),
+}  # fmt: skip
 
 
-def test_the_first_step_of_a_draft_that_lags_behind_is_told_apart() -> None:
-    behind = replace(CHAIN, fed=2)
-    points, _ = added(behind)
-    assert points["behind",] == [(30, 0.25)] and ("draft", 1) not in points and ("draft", 2) in points
-    points, _ = added(behind, scored=True)
-    assert points["scored behind",] == [(30, 0.25)] and ("scored draft", 2) in points
-    assert not any(key[0] in ("draft", "behind") for key in points)
-    points, _ = added(behind, target_states=True)  # every draft of this drafter starts with several tokens
-    assert points["draft", 1] == [(30, 0.25)] and ("behind",) not in points
-    points, _ = added(replace(TREE, fed=2), tree=True)
-    assert points["tree behind",] == [(30, 0.25)] and ("tree draft", 1, 1) not in points
-
-
-def test_every_part_of_a_tree_has_its_place() -> None:
-    points, each = added(TREE, tree=True)
-    assert points == {
-        ("tree verify", 6): [(30, 8.0)],
-        ("tree draft", 1, 1): [(30, 0.25)],
-        ("tree draft", 4, 2): [(30, 0.125)],
-        ("tree draft", 2, 3): [(30, 0.25)],
-    }
-    assert each == {"tree overhead": [1.125], "tree policy": [0.125]}
-
-
-def test_a_tree_of_which_nothing_is_verified_is_a_plain_pass() -> None:
-    points, each = added(replace(TREE, verified=0), tree=True)
-    assert points["verify", 1] == [(30, 8.0)] and ("tree verify", 1) not in points
-    assert each.keys() == {"tree overhead", "tree policy"}
-
-
-def test_passes_with_masks_are_counted_by_all_their_tokens() -> None:
-    points, each = added(CHAIN, masks=5)
-    assert points["tree verify", (3 + 1) * (5 + 1)] == [(30, 8.0)] and ("verify", 4) not in points
-    assert ("draft", 3) in points and each.keys() == {"overhead", "policy"}
-
-
-def test_a_round_that_drafts_nothing_says_what_a_pass_costs_and_no_more() -> None:
-    points, each = added(NOTHING)
-    assert points == {("verify", 1): [(30, 0.25)]} and each == {}
-
-
-def test_a_policy_that_is_not_asked_tells_nothing_of_its_cost() -> None:
-    _, each = added(replace(CHAIN, asked=0))
-    assert each.keys() == {"overhead"}
+@pytest.mark.parametrize("what", PLACES)
+def test_every_part_of_a_round_has_its_place(what: str) -> None:
+    round_, how, expected, costs = PLACES[what]
+    points, each = added(round_, **how)
+    assert points == {place: [(30, seconds)] for place, seconds in expected.items()}
+    assert each == {name: [seconds] for name, seconds in costs.items()}
 
 
 def test_the_baseline_is_a_step_and_a_pass_over_one_token() -> None:

@@ -22,9 +22,9 @@ from realrun.train.common.loop import HELD_OUT_WINDOWS, LoopSettings, windows
 from realrun.train.common.lora import AdapterSettings, adapted_modules
 from realrun.train.common.on_text import TextRun, kl_nats
 from realrun.train.medusa import JointTraining, Medusa2Settings, train_medusa2
-from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
 from tests.realrun.train.test_lora import logits, perturbed, target, tokens
+from tests.support.checks import refusal
 from tests.support.small_targets import alone
 from tests.support.tiny import random_prompts, tiny_tokenizer
 from tests.support.trainings import word_text, words
@@ -259,8 +259,7 @@ def test_another_start_in_the_same_folder_is_refused(trained: Trained) -> None:
     heads = MedusaHeads(trained.original, 3)
     with torch.no_grad():
         heads.residual.fill_(0.1)
-    with pytest.raises(InputError, match=r"holds a training with start=.*give another --out"):
-        train(trained.folder, target(), heads=heads)
+    refusal(lambda: train(trained.folder, target(), heads=heads), "holds a training with start=", "give another --out")
 
 
 def test_a_drafter_is_loaded_without_peft(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from realrun.train.common import loop as loop_module
 from realrun.train.common.folder import CHECKPOINT
 from realrun.train.common.loop import Job, LoopSettings, LossAndParts, Tensors, run_loop, stop_asked, windows
 from specsim.io.errors import InputError, Interrupted
+from tests.support.checks import refusal
 
 VOCAB = 97
 LOOP = LoopSettings(24, 4, 32, warmup_steps=3, dtype="float64", log_every=4, checkpoint_s=0.0)
@@ -169,13 +170,10 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for damaged in (whole[:200], whole[:-3], b""):
         path.write_bytes(damaged)
-        with pytest.raises(InputError, match=r"damaged.*delete it") as caught:
-            run_loop(Noisy(), LOOP, TEXT, HELD, tmp_path, {}, quiet)
-        assert "\n" not in str(caught.value)
+        refusal(lambda: run_loop(Noisy(), LOOP, TEXT, HELD, tmp_path, {}, quiet), "damaged", "delete it")
     for tensors in ({"state.x": torch.zeros(1)}, {"x": torch.zeros(1)}):
         save_file(tensors, path)
-        with pytest.raises(InputError, match=r"damaged.*delete it"):
-            run_loop(Noisy(), LOOP, TEXT, HELD, tmp_path, {}, quiet)
+        refusal(lambda: run_loop(Noisy(), LOOP, TEXT, HELD, tmp_path, {}, quiet), "damaged", "delete it")
 
 
 def test_left_out_lengths_follow_from_the_steps() -> None:
@@ -198,8 +196,7 @@ def test_a_loss_that_is_no_number_and_settings_that_cannot_be_are_refused(tmp_pa
     with pytest.raises(InputError, match="a text of 20 tokens gives no windows of 32"):
         run_loop(Noisy(), LOOP, TEXT, HELD[:20], tmp_path / "b", {}, quiet)
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="is a file; give a folder"):
-        run_loop(Noisy(), LOOP, TEXT, HELD, tmp_path / "file", {}, quiet)
+    refusal(lambda: run_loop(Noisy(), LOOP, TEXT, HELD, tmp_path / "file", {}, quiet), "is a file; give a folder")
     for changes in ({"steps": 0}, {"dtype": "float16"}, {"warmup_steps": -1}):
         with pytest.raises(InputError):
             replace(LOOP, **changes)

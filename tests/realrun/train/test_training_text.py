@@ -26,6 +26,8 @@ from realrun.train.common.distill import (
     generate,
     load_corpus,
     made_up,
+    read_text,
+    save_text,
     training_text,
     written_text,
 )
@@ -34,6 +36,7 @@ from specsim.io.examples import TASKS
 from tests.support.llama_models import Recorder, with_garbage
 from tests.support.small_targets import ARCHITECTURES, alone, quiet, small_target, text_folder
 from tests.support.tiny import tiny_tokenizer
+from tests.support.trainings import word_text
 
 SETTINGS = DistillSettings(prompt_tokens=6, new_tokens=10, batch=4)
 CORPUS = Corpus("test", np.random.default_rng(0).integers(1, 97, 500).astype(np.int32), np.zeros(0, np.int32))
@@ -359,3 +362,14 @@ def test_bad_settings_of_self_distillation_are_refused(tmp_path: Path) -> None:
         written_text(alone(small_target()), CORPUS, 9, replace(SETTINGS, new_tokens=200), tmp_path, quiet)
     with pytest.raises(InputError, match="too few for a prompt of 600"):
         written_text(alone(small_target()), CORPUS, 9, replace(SETTINGS, prompt_tokens=600), tmp_path, quiet)
+
+
+def test_a_text_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    text, path = word_text(), tmp_path / "text.npz"
+    save_text(text, path)
+    again = read_text(path)
+    assert again.facts == text.facts and again.held_out.tolist() == text.held_out.tolist()
+    assert [(a.tolist(), share) for a, share in again.sources] == [(a.tolist(), share) for a, share in text.sources]
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(InputError, match=r"text\.npz is no training text"):
+        read_text(path)

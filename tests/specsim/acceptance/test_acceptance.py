@@ -240,13 +240,6 @@ def test_a_trace_without_drafts_is_refused() -> None:
             kind.fit(trace)
 
 
-def test_a_generated_trace_replays_with_the_expected_tokens_per_round() -> None:
-    """Leviathan et al. 2023, Eq. 1: (1 - a**(K + 1)) / (1 - a)."""
-    trace = specsim.generate(0.7, sequences=200, output_tokens=200, depth=4)
-    prediction = specsim.predict(trace, {"s_d": 0.001, "s_t": 0.01}, "fixed_k", k=4)
-    assert prediction.tau == pytest.approx((1 - 0.7**5) / 0.3, rel=0.03)
-
-
 def test_rates_by_position_a_model_and_its_file_are_the_same(tmp_path: Path) -> None:
     from specsim.acceptance.generate import save_model
     from specsim.acceptance.models import PerPosition

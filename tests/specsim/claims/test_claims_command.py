@@ -194,7 +194,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(home / "venv", with_pip=True)
     interpreter = home / "venv" / "bin" / "python"
     succeed(interpreter, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", home / "wheels", ROOT, cwd=home)
-    (wheel,) = (home / "wheels").glob("specsim-*.whl")
+    (wheel,) = (home / "wheels").glob("specsim_llm-*.whl")
     succeed(interpreter, "-m", "pip", "install", "-c", ROOT / "constraints.txt", wheel, "pytest", cwd=home)
     return interpreter
 
@@ -241,12 +241,9 @@ def test_claims_are_collected_fail_are_updated_and_pass(python: Path, project: P
 
 
 @pytest.mark.slow
-def test_one_claim_can_be_chosen_and_a_bad_file_is_one_line(python: Path, project: Path) -> None:
+def test_one_claim_can_be_chosen(python: Path, project: Path) -> None:
     chosen = succeed(python, "-m", "pytest", "speed/chat.claims.toml::drafts are accepted", cwd=project)
     assert "1 passed" in chosen
-    (project / "bad.claims.toml").write_text("version = 2\n")
-    refused = succeed(python, "-m", "pytest", cwd=project, code=2)
-    assert "bad.claims.toml: version is 2" in refused and "Traceback" not in refused
 
 
 TIMED = ROOT / "claims" / "timed"

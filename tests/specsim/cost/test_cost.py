@@ -187,10 +187,8 @@ def test_a_size_outside_the_grid_is_named() -> None:
 def test_a_trace_beyond_the_profile_is_refused_before_any_replay() -> None:
     """Its contexts are 0 (a prompt of a single token) to 68 (a prompt of 30 and 40 tokens of output)."""
     deep = profile(np.ones((7, 3)), draft_step_s=np.ones((6, 3)))
-    with pytest.raises(InputError, match="covers contexts 16 to 256 tokens, asked for 8"):
-        cost_table(small_trace(), deep)
-    with pytest.raises(InputError, match="1 to 2 tokens, asked for 3"):
-        cost_table(small_trace().select([0]), profile())
+    refusal(lambda: cost_table(small_trace(), deep), "covers contexts 16 to 256 tokens, asked for 8")
+    refusal(lambda: cost_table(small_trace().select([0]), profile()), "1 to 2 tokens, asked for 3")
     assert cost_table(small_trace().select([0]), deep).verify_s.shape == (8, 5)
 
 
@@ -219,9 +217,10 @@ def test_a_profile_carries_the_error_of_its_times(verify: tuple[float, float]) -
     rng = np.random.default_rng(0)
     error = max(verify) / 1.96
     ratios = np.exp(0.1 * rng.standard_normal(40_000) - error * rng.standard_normal(40_000))
-    band = read_cost({**about, "relative_half_width": widths}).error_band
-    assert band == pytest.approx(np.quantile(ratios, (0.05, 0.95)), rel=0.01)
-    assert read_cost(about).error_band is None
+    cost = read_cost({**about, "relative_half_width": widths})
+    assert cost.error_band == pytest.approx(np.quantile(ratios, (0.05, 0.95)), rel=0.01)
+    assert cost.speedup_error == pytest.approx((0.0, np.log(ratios).std()), rel=0.01, abs=1e-12)
+    assert read_cost(about).error_band is None and read_cost(about).speedup_error == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -262,8 +261,7 @@ def test_a_cost_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) ->
         with pytest.raises(InputError, match="does not exist"):
             read_cost(path)
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="binary.json is not valid JSON"):
-        read_cost(tmp_path / "binary.json")
+    refusal(lambda: read_cost(tmp_path / "binary.json"), "binary.json is not valid JSON")
 
 
 def test_a_profile_from_its_least_context_on_prices_all_shorter_ones() -> None:
@@ -329,8 +327,7 @@ def test_what_was_not_measured_costs_as_many_times_one() -> None:
     ],
 )
 def test_a_profile_that_catches_up_oddly_is_refused(many: Any) -> None:
-    with pytest.raises(InputError, match="profile again"):
-        catching_profile(catch_up_many=many)
+    refusal(lambda: catching_profile(catch_up_many=many), "profile again")
 
 
 def test_a_joined_table_by_hand() -> None:
@@ -381,11 +378,9 @@ def test_a_file_of_joined_costs_holds_each_as_it_was(tmp_path: Path) -> None:
         ([constants, 7], "drafter 2 is neither"),
     ):
         file.write_text(json.dumps(joined_document(bad)))
-        with pytest.raises(InputError, match=message):
-            read_cost(file)
+        refusal(lambda: read_cost(file), match=message)
     file.write_text(json.dumps({"kind": "specsim-joined-cost", "version": 1}))
-    with pytest.raises(InputError, match="required field `costs`"):
-        read_cost(file)
+    refusal(lambda: read_cost(file), "required field `costs`")
 
 
 def test_space_pays_for_its_passes_and_for_no_draft_step() -> None:

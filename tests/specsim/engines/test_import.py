@@ -240,6 +240,9 @@ def test_vllm_says_the_same_in_all_of_its_formats(tmp_path: Path) -> None:
         assert sums(imported) == wanted
     since = read_format("prometheus", [before, after])
     assert sums(since)[:3] == (391, 391 * 3, accepted[90:].sum())
+    start = tmp_path / "start"  # before the first request, series with labels do not exist
+    start.write_text('vllm:spec_decode_num_drafts_total{engine="0"} 0.0\n')
+    assert sums(read_format("prometheus", [start, after])) == wanted
     with pytest.raises(InputError, match="the server restarted between the scrapes"):
         read_format("prometheus", [after, before])
 

@@ -19,11 +19,11 @@ from specsim.cost.model import CostModel, FullDraftCost
 from specsim.engines.definitions import LENGTH, RATE, TPOT, Totals, find_definitions
 from specsim.engines.formats.records import ImportedRecords
 from specsim.engines.formats.registry import read_any, recognise
-from specsim.io.errors import InputError
 from specsim.lookup.from_text import TokenText, lookup_trace
 from specsim.lookup.ngram import NgramRule
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.priced import PricedTrace
+from tests.support.checks import refusal
 
 FIXTURES = Path(__file__).parent / "fixtures"
 OPENVINO = [json.loads(line) for line in (FIXTURES / "openvino_requests.jsonl").read_text().splitlines()]
@@ -144,16 +144,14 @@ def test_onnxruntime_is_imported_by_proposed_drafts() -> None:
 )  # fmt: skip
 def test_what_contradicts_itself_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(text)
-    with pytest.raises(InputError, match=message):
-        read(tmp_path / "file")
+    refusal(lambda: read(tmp_path / "file"), match=message)
 
 
 def test_what_mlx_prints_counts_no_drafts(tmp_path: Path) -> None:
     (tmp_path / "file").write_text(
         "Prompt: 11 tokens, 2.5 tokens-per-sec\nGeneration: 40 tokens, 8.151 tokens-per-sec\n"
     )
-    with pytest.raises(InputError, match=r"what mlx_lm\.generate prints, which counts no drafts"):
-        recognise(tmp_path / "file")
+    refusal(lambda: recognise(tmp_path / "file"), "what mlx_lm.generate prints, which counts no drafts")
 
 
 class PerToken(CostModel):

@@ -102,12 +102,9 @@ def test_what_is_no_text_is_named_by_its_line(tmp_path: Path, row: Any, message:
 
 
 def test_no_texts_and_too_small_a_vocabulary_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is empty"):
-        read_token_texts(written(tmp_path, []))
-    with pytest.raises(InputError, match="does not exist"):
-        read_token_texts(tmp_path / "none.jsonl")
-    with pytest.raises(InputError, match="0 texts, drafts of 4 tokens"):
-        lookup_trace([], RULES["specsim"], 4)
+    refusal(lambda: read_token_texts(written(tmp_path, [])), "is empty")
+    refusal(lambda: read_token_texts(tmp_path / "none.jsonl"), "does not exist")
+    refusal(lambda: lookup_trace([], RULES["specsim"], 4), "0 texts, drafts of 4 tokens")
     with pytest.raises(InputError, match="token 9 is beyond a vocabulary of 5"):
         lookup_trace([TokenText([1], [9], "all", 1)], RULES["specsim"], 4, vocabulary=5)
 

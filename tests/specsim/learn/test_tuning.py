@@ -312,18 +312,6 @@ def test_a_finished_search_replays_nothing(whole: tuple[Search, SearchResult, by
         assert run_case(search, 7, path) == answer
 
 
-def test_an_interrupted_search_goes_on(whole: tuple[Search, SearchResult, bytes], tmp_path: Path) -> None:
-    search, answer, written = whole
-    path = tmp_path / FILE
-
-    def stop(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    assert run_case(search, 7, path, stop).interrupted
-    assert 0 < path.stat().st_size < len(written)
-    assert run_case(search, 7, path) == answer
-
-
 @pytest.mark.parametrize(
     ("policy", "trace_seed", "cost", "changes"),
     [
@@ -432,15 +420,6 @@ def test_a_killed_search_resumes(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     running = [kill_and_resume(search, 3, tmp_path / search, rng) for search in CASES]
     assert any(running)
-
-
-@pytest.mark.slow
-def test_searches_killed_at_random_moments_end_with_the_same_answer(tmp_path: Path) -> None:
-    rng = np.random.default_rng()
-    running = [
-        kill_and_resume(search, seed, tmp_path / f"{search}{seed}", rng) for seed in range(8) for search in CASES
-    ]
-    assert sum(running) >= 6  # of 16; the others were done by then
 
 
 COST = LeafyCost()

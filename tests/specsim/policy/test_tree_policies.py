@@ -21,7 +21,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.cost.model import ConstantCost
-from specsim.io.errors import InputError
 from specsim.learn.fit import fit
 from specsim.policy.tree.base import MAX_DRAFTED, UNKNOWN, TreePolicy, close_kept, limit_widths, new_tree
 from specsim.policy.tree.beta_ts_tree import BetaTSTree
@@ -33,6 +32,7 @@ from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import record_from_nodes
+from tests.support.checks import refusal
 from tests.support.reference import build_trace
 
 Node = tuple[int, ...]
@@ -423,8 +423,7 @@ def test_eagle2_takes_its_settings_from_the_paper() -> None:
 
 
 def test_eagle2_refuses_a_tree_without_room() -> None:
-    with pytest.raises(InputError, match="depth=12 and top_k=10 draft 1110 nodes, more than 1023; lower either"):
-        Eagle2(depth=12)
+    refusal(lambda: Eagle2(depth=12), "depth=12 and top_k=10 draft 1110 nodes, more than 1023; lower either")
 
 
 def test_pct_reads_the_cost_ratio_off_the_costs() -> None:

@@ -100,15 +100,6 @@ def test_one_seed_resamples_the_same_sequences_for_every_policy() -> None:
     assert (ratio_of_both.low, ratio_of_both.high) == (4, 4)
 
 
-def test_intervals_repeat_and_depend_on_the_seed() -> None:
-    rng = np.random.default_rng(2)
-    top, bottom = rng.random(20), rng.random(20) + 1
-    assert ratio_interval(top, bottom) == ratio_interval(top, bottom)
-    assert ratio_interval(top, bottom, seed=1) != ratio_interval(top, bottom, seed=2)
-    wide, narrow = (ratio_interval(top, bottom, confidence=c) for c in (0.99, 0.5))
-    assert wide.low < narrow.low < narrow.high < wide.high
-
-
 def test_resampling_draws_every_sequence_equally_often() -> None:
     """Chi-square over 400,000 draws of 20 sequences."""
     assert stats.chisquare(np.bincount(resample(20, repeats=20_000).ravel(), minlength=20)).pvalue > 1e-3

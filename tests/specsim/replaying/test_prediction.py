@@ -58,12 +58,6 @@ def test_a_prediction_is_its_counts() -> None:
     assert prediction.speedup.low < result.speedup < prediction.speedup.high
 
 
-def test_the_json_form_survives_json() -> None:
-    document = predict_policy(PricedTrace(small_trace(), RampCost()), POLICY).as_dict()
-    assert json.loads(json.dumps(document)) == document
-    assert document["policy"] == "adaedl" and document["params"]["lambda0"] == 0.1
-
-
 def test_regret_is_the_share_of_seconds_above_the_oracles() -> None:
     trace = small_trace()
     table = cost_table(trace, RampCost())

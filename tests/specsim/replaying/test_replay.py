@@ -29,7 +29,6 @@ from tests.support.reference import (
     draft_confidence,
     entropy_score,
     recurrent,
-    small_trace,
 )
 
 COST = RampCost()
@@ -204,29 +203,6 @@ def test_rounds_worked_by_hand() -> None:
     assert result.speedup == 60 / 35
 
 
-@given(trace=traces(), seed=st.integers(0, 2**31), data=st.data())
-def test_sequences_do_not_influence_each_other(trace: Trace, seed: int, data: st.DataObject) -> None:
-    """Any choice and order of sequences gives the same rows: state starts anew in each."""
-    policy = AdaEDL(lambda0=0.3, epsilon=1.0, target_rate=0.5, max_draft_tokens=trace.depth)
-    table = cost_table(trace, COST)
-    order = data.draw(st.lists(st.integers(0, trace.sequences - 1), min_size=1, max_size=8))
-    whole, part = (replay(t, policy, table, seed=seed) for t in (trace, trace.select(order)))
-    for name in ("num_rounds", "drafted", "accepted", "policy_steps", "output_tokens", "seconds"):
-        np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[order])
-    np.testing.assert_allclose(part.autoregressive_s, whole.autoregressive_s[order], rtol=1e-12)
-
-
-@given(trace=traces(), longest=st.integers(1, 9))
-def test_a_sequence_ended_by_its_budget_emits_accepted_plus_rounds(trace: Trace, longest: int) -> None:
-    """Each round emits a + 1 tokens; only an accepted EOS has no token after it."""
-    result = replay(trace, FixedK(k=min(longest, trace.depth)), cost_table(trace, COST), log=True)
-    short = result.accepted + result.num_rounds - result.output_tokens
-    last = [result.rounds[result.rounds.sequence == s].rows()[-1] for s in range(trace.sequences)]
-    ended = [t + a == n for (_, t, _, a, *_), n in zip(last, result.output_tokens, strict=True)]
-    assert short.tolist() == [int(e) for e in ended]
-    assert not (short[trace.token[trace.offsets[1:] - 1] != 0]).any()
-
-
 def test_logging_changes_nothing_and_is_off_by_default() -> None:
     trace = build_trace(np.random.default_rng(0), np.random.default_rng(1).random((50, 4)) < 0.7, [30, 20])
     table, policy = cost_table(trace, COST), MaxConfidence(max_draft_tokens=4)
@@ -250,15 +226,3 @@ def test_a_table_compiled_for_another_trace_is_refused() -> None:
         replay(trace_of(40, 4), FixedK(k=4), cost_table(trace_of(40, 2), COST))
     with pytest.raises(InputError, match=r"contexts below 32.* needs .*78"):
         replay(trace_of(60, 4), FixedK(k=4), cost_table(trace_of(8, 4), COST))
-
-
-def test_the_rounds_are_a_table_too() -> None:
-    trace = small_trace()
-    result = replay(trace, MaxConfidence(max_draft_tokens=2), cost_table(trace, COST), log=True)
-    frame = result.rounds.to_frame()
-    counts = ["sequence", "t", "drafted", "accepted", "verified", "last"]
-    assert list(frame) == [*counts, *PARTS_S, "baseline_s"]
-    assert list(frame[counts].itertuples(index=False, name=None)) == result.rounds.rows()
-    sums = frame.groupby("sequence")[[*PARTS_S, "baseline_s"]].sum().to_numpy()
-    np.testing.assert_allclose(sums[:, :4], result.seconds, rtol=1e-12)
-    np.testing.assert_allclose(sums[:, 4], result.autoregressive_s, rtol=1e-12)

@@ -22,6 +22,7 @@ from specsim.policy.switch.base import SwitchPolicy
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.joined import JoinedTrace, foretold, join_traces
 from specsim.trace.trace import NO_TOKEN, Trace
+from tests.support.checks import refusal
 from tests.support.joined_traces import DEPTH, VOCABULARY, guessing_part, joined_trace, lookup_part, texts
 from tests.support.switching import TakesTurns
 
@@ -155,16 +156,14 @@ def test_one_drafter_of_a_joined_trace_replays_as_it_does_alone(drafter: int) ->
 
 def test_a_joined_trace_needs_a_switching_policy_and_a_plain_one_none() -> None:
     trace, own = joined_trace(), ConstantCost(0.1, 1.0)
-    with pytest.raises(InputError, match="fixed_k.*joined trace has 3"):
-        PricedTrace(trace, COST).replay(make_policy("fixed_k"))
+    refusal(lambda: PricedTrace(trace, COST).replay(make_policy("fixed_k")), "fixed_k", "joined trace has 3")
     with pytest.raises(InputError, match="switch_match.*specsim join"):
         PricedTrace(trace.parts[0], own).replay(make_policy("switch_match"))
     with pytest.raises(InputError, match="drafter=3.*2 drafters"):
         PricedTrace(joined_trace(drafters=2), JoinedCost(COST.parts[:2])).replay(
             make_policy("one_drafter", {"drafter": 3})
         )
-    with pytest.raises(InputError, match="costs of 1 drafters for a joined trace of 3"):
-        PricedTrace(trace, own).table()
+    refusal(lambda: PricedTrace(trace, own).table(), "costs of 1 drafters for a joined trace of 3")
     with pytest.raises(InputError, match="costs are of 3 drafters, the trace is of a single drafter"):
         PricedTrace(trace.parts[0], COST).table()
     assert joined_table(trace, COST).each_draft_s.shape[0] == 3

@@ -29,6 +29,7 @@ from specsim.replaying.oracles import reachable_depth
 from specsim.replaying.replay import Replay, replay
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
+from tests.support.checks import refusal
 from tests.support.reference import BUCKET, RampCost
 from tests.support.tree_traces import tree_trace
 
@@ -366,8 +367,7 @@ def test_a_policy_that_does_more_than_it_says_is_caught(
     for name, limit in limits.items():
         monkeypatch.setattr(Whim, name, limit)  # a kind of its own would be compiled anew
     policy = Whim(expand_at=0.01, max_depth=3)
-    with pytest.raises(InputError, match=match):
-        replay(trace, policy, cost_table(trace, COST, policy))
+    refusal(lambda: replay(trace, policy, cost_table(trace, COST, policy)), match=match)
 
 
 class FlatTrees(RampCost):
@@ -388,15 +388,12 @@ def test_what_a_trace_or_costs_cannot_serve_is_refused() -> None:
         with pytest.raises(InputError, match=match):
             replay(trace, policy, table)
     policy = Whim(max_depth=3)
-    with pytest.raises(InputError, match="tree-nodes"):
-        replay(replace(trace, tree=None), policy, table)
+    refusal(lambda: replay(replace(trace, tree=None), policy, table), "tree-nodes")
     assert unsupported_reason(replace(trace, tree=None), SparseTree) is None
     sampled = replace(trace, meta={**trace.meta, "decoding": {"mode": "rejection"}})
     assert "a trace of rejection sampling" in str(unsupported_reason(sampled, SparseTree))
-    with pytest.raises(InputError, match="a trace of rejection sampling"):
-        replay(sampled, policy, table)
-    with pytest.raises(InputError, match="does not price trees"):
-        replay(trace, policy, cost_table(trace, RampCost(), policy))
+    refusal(lambda: replay(sampled, policy, table), "a trace of rejection sampling")
+    refusal(lambda: replay(trace, policy, cost_table(trace, RampCost(), policy)), "does not price trees")
     with pytest.raises(InputError, match="trees of up to 40 tokens, policy whim.* may need 201"):
         replay(trace, policy, cost_table(trace, FlatTrees(), policy))
 
@@ -424,8 +421,7 @@ def test_a_refusal_says_which_settings_to_give() -> None:
 
 def test_a_trace_without_trees_is_refused_for_them_before_there_is_an_oracle() -> None:
     trace = replace(tree_trace(0, sequences=2, tokens=12, depth=5, width=3), tree=None, true_rank=None)
-    with pytest.raises(InputError, match="policy eagle2: needs recorded trees"):
-        predict(trace, FlatTrees(), "eagle2")
+    refusal(lambda: predict(trace, FlatTrees(), "eagle2"), "policy eagle2: needs recorded trees")
 
 
 def test_a_prediction_says_how_many_rounds_asked_for_more_than_the_trace_holds() -> None:
@@ -438,5 +434,4 @@ def test_a_prediction_says_how_many_rounds_asked_for_more_than_the_trace_holds()
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0), (1, 1, 1), (0, 1), (2, 0, -1), (0, 2, 0)])
 def test_child_counts_of_no_tree_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(InputError, match="given"):
-        check_shape("given", shape)
+    refusal(lambda: check_shape("given", shape), "given")

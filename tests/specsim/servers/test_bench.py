@@ -13,7 +13,6 @@ import httpx2
 import pytest
 
 from specsim.acceptance.sources import Counters
-from specsim.io.errors import InputError
 from specsim.io.examples import TASKS
 from specsim.servers import client
 from specsim.servers.bench import bench
@@ -21,6 +20,7 @@ from specsim.servers.benchmark_files import read_benchmark
 from specsim.servers.client import read_server
 from specsim.servers.document import SPECULATIVE, read_bench
 from specsim.servers.prompts import read_prompts
+from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call, json_of
 from tests.support.http_server import serving
 
@@ -147,8 +147,7 @@ def test_what_is_refused(tmp_path: Path, replaying: Replaying) -> None:
     path = tmp_path / "prompts.jsonl"
     for line in ('{"id": 1}', '{"prompt": []}', '{"messages": [{"role": "user"}]}', "3"):
         path.write_text('{"prompt": "a"}\n' + line)
-        with pytest.raises(InputError, match=r"prompts\.jsonl:2 is not a prompt; give"):
-            read_prompts(path)
+        refusal(lambda: read_prompts(path), "prompts.jsonl:2 is not a prompt; give")
     path.write_text('{"prompt": "a"}')
     for url, error in (
         ("localhost:8000", "is not a server's address; write for example http://localhost:8000"),

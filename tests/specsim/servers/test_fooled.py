@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specsim.io.errors import InputError
 from specsim.servers.doctor import doctor
 from specsim.servers.document import BASELINE, SPECULATIVE, Bench, arrived_at_once, read_bench
 from specsim.servers.traps import bench_traps
 from tests.specsim.servers.test_doctor import HEALTHY, Truth, measured
+from tests.support.checks import refusal
 from tests.support.commands import Result, assert_refused, call
 from tests.support.http_server import HttpServer, answer, serving, stream
 
@@ -235,6 +235,5 @@ def test_a_file_that_no_server_can_have_answered_is_refused(case: str, tmp_path:
         target = target[key]
     target[keys[-1]] = value
     path.write_text(json.dumps(document))
-    with pytest.raises(InputError, match=r"bench\.json"):
-        read_bench(path)
+    refusal(lambda: read_bench(path), "bench.json")
     assert_refused(call("specsim", "doctor", "--from", path), path)

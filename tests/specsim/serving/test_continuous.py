@@ -188,36 +188,6 @@ def test_the_latest_request_gives_its_blocks_back_by_hand() -> None:
     assert (run.started_s == 0).sum() == 3 and (whole.started_s == 0).sum() == 2
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    st.integers(1, 4), st.integers(40, 90), st.integers(1, 20), st.one_of(st.none(), st.integers(1, 30)), st.booleans()
-)
-def test_preempted_requests_emit_their_texts_once(
-    slots: int, kv_tokens: int, block: int, step_tokens: int | None, closed: bool
-) -> None:
-    trace = generate(IID(0.7), sequences=5, output_tokens=[9, 1, 14, 3, 8], depth=3, seed=kv_tokens, prompt_tokens=6)
-    requests = requests_of_trace(trace, 10, rate=None if closed else 60.0, seed=block)
-    options: dict[str, Any] = {"users": 5} if closed else {}
-    run = run_server(
-        drafts_of(trace, TurboSpec(COST, 3)), COST, requests, slots=slots, kv_tokens=kv_tokens, block_tokens=block,
-        step_tokens=step_tokens, **options,
-    )  # fmt: skip
-    emitted = np.bincount(run.rounds["request"], run.rounds["accepted"] + 1, minlength=10)
-    assert (emitted + 1 + run.preemptions >= requests.output_tokens).all()
-    assert run.steps["output_tokens"].sum() == requests.output_tokens.sum()
-    assert (run.submitted_s <= run.started_s).all() and (run.first_token_s <= run.finished_s).all()
-
-
-def test_a_closed_loop_is_timed_as_step_by_step() -> None:
-    """Its seconds are computed at the end, in one call; a server of the same requests at time 0 computes each."""
-    trace = generate(IID(0.7), sequences=6, output_tokens=12, depth=3, seed=1, prompt_tokens=9)
-    at_once = Requests(np.zeros(6), trace.prompt_tokens, trace.output_tokens, np.arange(6))
-    closed = served(trace, FixedK(k=2), at_once, slots=3, users=6)
-    timed = served(trace, FixedK(k=2), at_once, slots=3)
-    for name in ("started_s", "first_token_s", "finished_s"):
-        assert getattr(closed, name) == pytest.approx(getattr(timed, name), rel=1e-12)
-
-
 def made_run() -> ServingRun:
     """Four requests of 3 tokens, asked at 0, 1, 2 and 4 s; steps of a second, each with a token of each."""
     first, finished = np.array([1.0, 2.0, 4.0, 5.0]), np.array([3.0, 4.0, 8.0, 7.0])

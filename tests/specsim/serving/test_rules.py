@@ -164,6 +164,30 @@ def test_sglang_looks_every_five_steps_after_ten() -> None:
     assert state[8].batches == 0
 
 
+def test_sglang_decides_as_its_own_class_did() -> None:
+    """K and for how many steps, as AdaptiveSpeculativeParams of SGLang 0.5.23 chose them on the same acceptance."""
+    theirs = {
+        1: [(3, 45), (5, 60), (3, 45), (1, 80), (3, 45), (5, 10), (7, 5), (5, 35), (3, 40), (1, 80), (3, 50), (5, 20),
+            (7, 30), (5, 10), (3, 35), (1, 10)],
+        8: [(3, 70), *[(0, 5), (1, 5)] * 6, (3, 55), *[(0, 5), (1, 5)] * 5, (3, 65)],
+        32: [(1, 65), *[(0, 5), (1, 5)] * 5, (0, 5), (1, 55), *[(0, 5), (1, 5)] * 5, (0, 5), (1, 60), (0, 5), (1, 5)],
+        64: [(0, 300)],
+    }  # fmt: skip
+    rule, rng = SGLangAdaptive(), np.random.default_rng(23)
+    state, chosen = rule.initial_state(), {batch: list[int]() for batch in theirs}
+    for step in range(1500):
+        batch = (1, 1, 8, 32, 64)[step % 5]
+        now = running([100] * batch)
+        k = rule.choose(state, now)
+        chosen[batch].append(k)
+        refused = rng.random((batch, 7)) > 0.5 + 0.45 * np.sin(step / 90)
+        accepted = np.minimum((refused.cumsum(axis=1) == 0).sum(axis=1), k)
+        state = rule.update(state, now, rounds([k] * batch, accepted))
+    assert {
+        batch: [(k, len([*same])) for k, same in itertools.groupby(all_k)] for batch, all_k in chosen.items()
+    } == theirs
+
+
 @pytest.mark.parametrize(("batch", "steps"), [(30, 1), (31, 0), (32, 0), (60, 0), (61, 2), (64, 2)])
 def test_sglang_pads_a_batch_before_it_looks_its_slot_up(batch: int, steps: int) -> None:
     """Captured sizes are 28, 30, 32 and 56, 60, 64: its adaptive_step_router.py takes the next larger one."""
@@ -237,6 +261,17 @@ def test_the_budget_is_the_best_of_all_allocations(data: st.DataObject) -> None:
 
     best = max(worth(each) for each in allocations(drafted))
     assert worth(rule.verify(rule.initial_state(), here, survival, drafted)) == pytest.approx(best, abs=1e-12)
+
+
+@pytest.mark.parametrize(("share", "rests"), [(0.05, 4), (0.1, 2), (0.01, 19)])
+def test_a_draft_that_does_not_pay_is_tried_for_its_share_of_the_time(share: float, rests: int) -> None:
+    """A step takes 11 ms, with a draft of one token 2 ms more: share x rests x 11 ms reaches 2 ms."""
+    rule, one = Budget(TEN_MS, as_it_is(), max_draft_tokens=3, trial_share=share), running([50])
+    state = rule.initial_state()._replace(foretold=1e6)  # of which nothing was accepted
+    tried = 0
+    while rule.choose(state, one) == 0:
+        state, tried = rule.update(state, one, rounds([0], [0])), tried + 1
+    assert (tried, rule.choose(state, one)) == (rests, 1)
 
 
 @settings(max_examples=60, deadline=None)

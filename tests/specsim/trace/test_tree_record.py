@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from specsim.trace.files import pack_trace, read_trace, write_trace
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import TreeRecord, record_from_nodes
-from tests.specsim.trace.test_trace import META, TREES, edit, refusal
+from tests.specsim.trace.test_trace import META, TREES, meta_with, table_with
 from tests.support import checks
 from tests.support.checks import edit_meta
 from tests.support.reference import small_trace
@@ -225,47 +226,21 @@ def with_value(name: str, change: Callable[[Any], Any], kind: pa.DataType | None
     return changed
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        None,
-        [],
-        {"nodes": NODES},
-        {"width": 6},
-        {"nodes": "20", "width": 6},
-        {"nodes": True, "width": 6},
-        {"nodes": 20, "width": 0},
-        {"nodes": 1024, "width": 6},
-    ],
-)
-def test_meta_that_does_not_say_how_large_trees_are_is_refused(folder: Path, shape: Any) -> None:
-    edit_meta(folder, lambda meta: meta.update(tree=shape))
-    message = refusal(folder, META)
-    assert "does not give nodes and width" in message or "at `$.tree" in message
-
-
-def test_more_nodes_than_meta_says_are_refused(folder: Path) -> None:
-    edit_meta(folder, lambda meta: meta["tree"].update(nodes=NODES - 1))
-    assert f"a tree has {NODES} nodes, more than {NODES - 1}" in refusal(folder, TREES)
-
-
-def test_too_few_rows_are_refused(folder: Path) -> None:
-    edit(folder, TREES, lambda table: table.slice(0, 101))
-    assert "rows" in refusal(folder, TREES)
-
-
-@pytest.mark.parametrize("name", ["parent", "token", "prob", "horizon"])
-def test_a_missing_column_is_refused(folder: Path, name: str) -> None:
-    edit(folder, TREES, lambda table: table.drop_columns([name]))
-    assert repr(name) in refusal(folder, TREES)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (with_value("prob", lambda row: [*row[:-1], 1.5]), "'prob' leaves [0, 1]"),
-        (with_value("prob", lambda row: [*row[:-1], -0.1]), "'prob' leaves [0, 1]"),
-        (with_value("prob", lambda row: [*row[:-1], float("nan")]), "'prob' leaves [0, 1]"),
+SHAPES: list[Any] = [
+    None, [], {"nodes": NODES}, {"width": 6}, {"nodes": "20", "width": 6}, {"nodes": True, "width": 6},
+    {"nodes": 20, "width": 0}, {"nodes": 1024, "width": 6},
+]  # fmt: skip
+DAMAGE: list[tuple[Callable[[Path], Any], str, str]] = [
+    *((meta_with(tree=shape), META, r"does not give nodes and width|at `\$\.tree") for shape in SHAPES),
+    (lambda folder: edit_meta(folder, lambda meta: meta["tree"].update(nodes=NODES - 1)), TREES,
+     f"a tree has {NODES} nodes, more than {NODES - 1}"),
+    *((table_with(TREES, lambda table, name=name: table.drop_columns([name])), TREES, f"'{name}'")
+      for name in ("parent", "token", "prob", "horizon")),
+    *((table_with(TREES, change), TREES, says) for change, says in (
+        (lambda table: table.slice(0, 101), "rows"),
+        (with_value("prob", lambda row: [*row[:-1], 1.5]), r"'prob' leaves \[0, 1\]"),
+        (with_value("prob", lambda row: [*row[:-1], -0.1]), r"'prob' leaves \[0, 1\]"),
+        (with_value("prob", lambda row: [*row[:-1], float("nan")]), r"'prob' leaves \[0, 1\]"),
         (with_value("token", lambda row: [*row[:-1], 2**40], pa.list_(pa.int64())), "'token'"),
         (with_value("parent", lambda row: [*row[:-1], 2**20], pa.list_(pa.int64())), "'parent'"),
         (with_value("token", lambda row: [*row[:-1], None]), "'token' has nulls"),
@@ -274,17 +249,19 @@ def test_a_missing_column_is_refused(folder: Path, name: str) -> None:
         (with_value("token", lambda row: row[:-1]), "'parent' and 'token' differ in length"),
         (with_value("prob", lambda row: [*row, 0.5]), "'parent' and 'prob' differ in length"),
         (with_value("horizon", lambda value: None), "'horizon'"),
-        (with_value("horizon", lambda value: float("nan")), "'horizon' leaves [0, 1]"),
-        (with_value("horizon", lambda value: 2.0), "'horizon' leaves [0, 1]"),
+        (with_value("horizon", lambda value: float("nan")), r"'horizon' leaves \[0, 1\]"),
+        (with_value("horizon", lambda value: 2.0), r"'horizon' leaves \[0, 1\]"),
         (lambda table: table.take([1, 0, *range(2, 102)]), "does not have the rows"),
         (lambda table: table.set_column(3, "parent", table.column("t")), "'parent'"),
-    ],
-)
-def test_wrong_values_are_refused(folder: Path, change: Callable[[pa.Table], pa.Table], reason: str) -> None:
-    edit(folder, TREES, change)
-    assert reason in refusal(folder, TREES)
+        (with_value("parent", lambda row: [*row[:-1], len(row)]), "not those of trees in level order"),
+    )),
+]  # fmt: skip
 
 
-def test_parents_of_no_tree_are_refused_by_one_line(folder: Path) -> None:
-    edit(folder, TREES, with_value("parent", lambda row: [*row[:-1], len(row)]))
-    checks.refusal(lambda: read_trace(folder), "not those of trees in level order")
+@pytest.mark.parametrize(("damage", "file", "says"), DAMAGE)
+def test_what_is_damaged_is_refused_in_a_line(
+    folder: Path, damage: Callable[[Path], Any], file: str, says: str
+) -> None:
+    damage(folder)
+    text = checks.refusal(lambda: read_trace(folder), str(folder), "" if "level order" in says else file)
+    assert re.search(says, text), text

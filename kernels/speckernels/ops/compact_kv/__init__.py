@@ -20,8 +20,6 @@ def compact_kv(
     values: Sequence[torch.Tensor],
     path: torch.Tensor,
     context_lens: torch.Tensor,
-    *,
-    block_table: torch.Tensor | None = None,
 ) -> None:
     """Move slot context + path[j] to slot context + j, for each j up to the first negative path[j].
 
@@ -32,12 +30,9 @@ def compact_kv(
     ----------
     keys, values : one tensor per layer, float16, bfloat16, float32 or float64 [B, H, S, D], all
         alike in type, shape and strides; D contiguous, other strides arbitrary. At most 512
-        tensors together. Changed in place. With a block table [N, H, S, D]: N pages of S slots,
-        S a power of 2
+        tensors together. Changed in place
     path : int32 [B, m], ascending with path[j] >= j, padded with -1: the path of a verification
     context_lens : int32 [B], cached tokens before slot path[j] = 0
-    block_table : int32 [B, P], the page that holds slots p S to p S + S - 1 of a sequence; entries of
-        slots that do not move are not read. Sequences share no page that is written
 
     Raises
     ------
@@ -65,26 +60,9 @@ def compact_kv(
             )
         if tensor.device != device:
             raise ValueError(f"layer tensors are on {device} and {tensor.device}; give one device")
-    batch: int | None = like.shape[0]
-    if block_table is not None:
-        if like.shape[2].bit_count() != 1:
-            raise ValueError(f"keys[0] is {describe(like)}; give [N, H, S, D] with pages of S slots, a power of 2")
-        batch = len(context_lens)
-        check_tensor("block_table", block_table, (torch.int32,), (batch, None), like.device)
-        block_table = block_table.contiguous()
-    check_tensor("path", path, (torch.int32,), (batch, None), like.device)
-    check_tensor("context_lens", context_lens, (torch.int32,), (batch,), like.device)
-    torch.ops.speckernels.compact_kv(
-        list(keys), list(values), path.contiguous(), context_lens.contiguous(), block_table
-    )
-
-
-def slots_of(like: torch.Tensor, block_table: torch.Tensor | None) -> tuple[int, int, int]:
-    """Slots of a sequence, its pages (0: in one piece), and the bits of a slot's place in its page."""
-    size = like.shape[2]
-    if block_table is None:
-        return size, 0, 0
-    return block_table.shape[1] * size, block_table.shape[1], size.bit_length() - 1
+    check_tensor("path", path, (torch.int32,), (like.shape[0], None), like.device)
+    check_tensor("context_lens", context_lens, (torch.int32,), (like.shape[0],), like.device)
+    torch.ops.speckernels.compact_kv(list(keys), list(values), path.contiguous(), context_lens.contiguous())
 
 
 def word_bytes(like: torch.Tensor, addresses: Sequence[int], largest: int) -> int:
@@ -99,6 +77,6 @@ def word_bytes(like: torch.Tensor, addresses: Sequence[int], largest: int) -> in
 
 register(
     "compact_kv",
-    "(Tensor(a!)[] keys, Tensor(b!)[] values, Tensor path, Tensor context_lens, Tensor? block_table=None) -> ()",
+    "(Tensor(a!)[] keys, Tensor(b!)[] values, Tensor path, Tensor context_lens) -> ()",
     lambda *arguments: None,
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from speckernels.ops.compact_kv import slots_of, word_bytes
+from speckernels.ops.compact_kv import word_bytes
 from speckernels.runtime.launch import call
 
 
@@ -15,19 +15,17 @@ def compact_kv(
     values: Sequence[torch.Tensor],
     path: torch.Tensor,
     context_lens: torch.Tensor,
-    block_table: torch.Tensor | None = None,
 ) -> None:
     tensors = (*keys, *values)
     like = tensors[0]
     addresses = [tensor.data_ptr() for tensor in tensors]
     word = word_bytes(like, addresses, 16)
-    heads, _, size = like.shape[1:]
-    slots, pages, page_bits = slots_of(like, block_table)
+    heads, slots, size = like.shape[1:]
     strides = [stride * like.element_size() // word for stride in like.stride()[:3]]
     # Stays on the host: the addresses travel to the GPU as an argument of the kernel.
     table = torch.tensor(addresses, device="cpu")
-    shape = (len(path), heads, slots, pages, page_bits, size * like.element_size() // word)
+    shape = (len(path), heads, slots, size * like.element_size() // word)
     call(
         "compact_kv", "compact_kv",
-        path, context_lens, block_table, path.shape[1], table, len(tensors), word, *shape, *strides,
+        path, context_lens, path.shape[1], table, len(tensors), word, *shape, *strides,
     )  # fmt: skip

@@ -14,10 +14,8 @@ def compact_kv(
     values: Sequence[torch.Tensor],
     path: torch.Tensor,
     context_lens: torch.Tensor,
-    block_table: torch.Tensor | None = None,
 ) -> None:
-    steps, size = path.shape[1], keys[0].shape[2]
-    slots = size if block_table is None else block_table.shape[1] * size
+    steps, slots = path.shape[1], keys[0].shape[2]
     if steps == 0 or slots == 0 or not len(path):
         return
     slot = torch.arange(slots, device=path.device)
@@ -26,14 +24,6 @@ def compact_kv(
     at = step.clamp(0, steps - 1)
     source = context_lens[:, None] + path.gather(1, at)
     moves = (step >= 0) & (step < steps) & on_path.gather(1, at) & (source < slots)
-    if block_table is not None:  # of the pages [N, H, S, D] only the rows that change
-        sequence, slot = moves.nonzero(as_tuple=True)
-        source = source[moves]
-        from_page, to_page = (block_table[sequence, slots // size].long() for slots in (source, slot))
-        for tensor in (*keys, *values):
-            words = tensor.view(INTEGERS[tensor.element_size()])
-            words[to_page, :, slot % size] = words[from_page, :, source % size]
-        return
     source = torch.where(moves, source, slot)
     for tensor in (*keys, *values):
         words = tensor.view(INTEGERS[tensor.element_size()])

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-from speckernels.ops.compact_kv import slots_of, word_bytes
+from speckernels.ops.compact_kv import word_bytes
 from speckernels.runtime.errors import Unsupported
 from speckernels.runtime.triton_runtime import Variant, launch, tl, triton
 
@@ -18,26 +18,12 @@ _captured: dict[tuple[tuple[int, ...], torch.device], torch.Tensor] = {}
 
 
 @triton.jit
-def _rows(slot, mask, block_table, page_bits, sequence, page_stride, slot_stride, PAGED: tl.constexpr):
-    """Offsets of the rows of these slots; a contiguous sequence is one page."""
-    if PAGED:
-        page = tl.load(block_table + (slot >> page_bits), mask=mask, other=0).to(tl.int64)
-        within = slot & ((1 << page_bits) - 1)
-    else:
-        page = sequence
-        within = slot
-    return page * page_stride + within * slot_stride
-
-
-@triton.jit
 def _kernel(
-    path, context_lens, block_table, steps, addresses, slots, pages, page_bits, columns,
-    page_stride, head_stride, slot_stride,
-    PAGED: tl.constexpr, WORD: tl.constexpr, TOGETHER: tl.constexpr, COLUMNS: tl.constexpr,
+    path, context_lens, steps, addresses, slots, columns, sequence_stride, head_stride, slot_stride,
+    WORD: tl.constexpr, TOGETHER: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(1).to(tl.int64)
-    start = tl.program_id(2).to(tl.int64) * head_stride
-    block_table += sequence * pages
+    start = sequence * sequence_stride + tl.program_id(2).to(tl.int64) * head_stride
     tensor = tl.load(addresses + tl.program_id(0)).to(tl.pointer_type(WORD)) + start
     context = tl.load(context_lens + sequence).to(tl.int64)
     path += sequence * steps
@@ -50,8 +36,7 @@ def _kernel(
         ended = tl.cumsum((source < 0).to(tl.int32), 0)
         moves = (ended == 0) & (source != step) & (context + source < slots)
         inside = moves[:, None] & (column < columns)
-        of = _rows(context + source, moves, block_table, page_bits, sequence, page_stride, slot_stride, PAGED)
-        to = _rows(context + step, moves, block_table, page_bits, sequence, page_stride, slot_stride, PAGED)
+        of, to = (context + source) * slot_stride, (context + step) * slot_stride
         words = tl.load(tensor + of[:, None] + column, mask=inside)
         # All are read before any is written: threads of other columns' words may do the writing.
         tl.debug_barrier()
@@ -66,12 +51,10 @@ def compact_kv(
     values: Sequence[torch.Tensor],
     path: torch.Tensor,
     context_lens: torch.Tensor,
-    block_table: torch.Tensor | None = None,
 ) -> None:
     tensors = (*keys, *values)
     like = tensors[0]
-    heads, _, size = like.shape[1:]
-    slots, pages, page_bits = slots_of(like, block_table)
+    heads, slots, size = like.shape[1:]
     addresses = tuple(tensor.data_ptr() for tensor in tensors)
     word = word_bytes(like, addresses, 8)
     columns = size * like.element_size() // word
@@ -82,8 +65,7 @@ def compact_kv(
     table = _device_table(addresses, like.device)
     launch(
         _kernel, (len(tensors), len(path), heads),
-        path, context_lens, path if block_table is None else block_table, path.shape[1], table, slots, pages, page_bits,
-        columns, *strides, PAGED=block_table is not None,
+        path, context_lens, path.shape[1], table, slots, columns, *strides,
         WORD=WORDS[word], TOGETHER=TOGETHER, COLUMNS=padded,
     )  # fmt: skip
 
@@ -102,10 +84,10 @@ def _copied_table(addresses: tuple[int, ...], device: torch.device) -> torch.Ten
 
 
 def compiled_variants() -> list[Variant]:
-    signature = {"path": "*i32", "context_lens": "*i32", "block_table": "*i32", "addresses": "*i64"}
-    numbers = ("steps", "slots", "pages", "page_bits", "columns", "page_stride", "head_stride", "slot_stride")
+    signature = {"path": "*i32", "context_lens": "*i32", "addresses": "*i64"}
+    numbers = ("steps", "slots", "columns", "sequence_stride", "head_stride", "slot_stride")
     signature |= dict.fromkeys(numbers, "i32")
     return [
-        Variant(_kernel, signature, {"PAGED": paged, "WORD": WORDS[word], "TOGETHER": TOGETHER, "COLUMNS": columns})
-        for word, columns, paged in ((8, 32, False), (8, 32, True), (4, 64, False), (2, 64, True))
+        Variant(_kernel, signature, {"WORD": WORDS[word], "TOGETHER": TOGETHER, "COLUMNS": columns})
+        for word, columns in ((8, 32), (4, 64), (2, 64))
     ]

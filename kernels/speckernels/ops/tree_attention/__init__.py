@@ -28,8 +28,6 @@ def tree_attention(
     scale: float,
     *,
     tail_lens: torch.Tensor | None = None,
-    node_lens: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """softmax(scale * query keys^T) values, where node i sees the context and its ancestors.
 
@@ -45,22 +43,18 @@ def tree_attention(
     query : [B, Hq, n, D], n up to 256; float16, bfloat16, float32 or float64
     keys, values : [B, Hkv, L, D], a static cache of capacity L that already holds the tail's
         keys and values behind the context. Later slots may hold anything, NaN too.
-        Strides are free but for D, which is contiguous in query, keys and values.
-        With a block table [N, Hkv, S, D]: N pages of S slots, S a power of 2
+        Strides are free but for D, which is contiguous in query, keys and values
     mask_bits : int32 [B, n, ceil(n / 32)], whether a node sees each node of the tail, from
         `pack_bits`; with `tail_lens` any number of words, and slots of the tail beyond them are not seen
     context_lens : int32 [B], cached tokens before the tail. context + tail <= L is not checked,
         since lengths stay on the device; slots beyond L are never read
     scale : factor of the scores, > 0, usually 1 / sqrt(D)
     tail_lens : int32 [B], slots of each tail; by default n
-    node_lens : int32 [B], nodes of each sequence that are in use, the first; by default n
-    block_table : int32 [B, P], the page that holds slots p S to p S + S - 1 of a sequence, so that
-        L = P S. Entries behind the tail are never read
 
     Returns
     -------
     [B, n, Hq, D], contiguous, in the type of query. Sums are at least float32. 0 for a node
-        that is not in use or sees nothing
+        that sees nothing
 
     Raises
     ------
@@ -80,13 +74,7 @@ def tree_attention(
     least_slots = nodes if tail_lens is None else 1
     for name, part in (("keys", keys), ("values", values)):
         fits = part.dim() == 4 and part.shape[3] == dim and part.shape == keys.shape and part.dtype == query.dtype
-        if block_table is not None:
-            if not fits or heads % part.shape[1] or part.shape[2].bit_count() != 1:
-                raise ValueError(
-                    f"{name} is {part.dtype} {list(part.shape)}; give {query.dtype} [N, Hkv, S, {dim}] "
-                    f"with Hkv a divisor of {heads}, S a power of 2, the same for keys and values"
-                )
-        elif not fits or part.shape[0] != batch or heads % part.shape[1] or part.shape[2] < least_slots:
+        if not fits or part.shape[0] != batch or heads % part.shape[1] or part.shape[2] < least_slots:
             raise ValueError(
                 f"{name} is {part.dtype} {list(part.shape)}; give {query.dtype} [{batch}, Hkv, L, {dim}] "
                 f"with Hkv a divisor of {heads}, L at least {least_slots}, the same for keys and values"
@@ -99,8 +87,6 @@ def tree_attention(
         ("mask_bits", mask_bits, (batch, nodes, words)),
         ("context_lens", context_lens, (batch,)),
         ("tail_lens", tail_lens, (batch,)),
-        ("node_lens", node_lens, (batch,)),
-        ("block_table", block_table, (batch, None)),
     ):
         if numbers is not None:
             check_tensor(name, numbers, (torch.int32,), shape, query.device)
@@ -108,9 +94,9 @@ def tree_attention(
         raise ValueError(f"scale is {scale}; give a positive number, usually 1 / sqrt(D)")
     if query.numel() == 0:
         return empty_result(query)
-    lens = (None if tensor is None else tensor.contiguous() for tensor in (tail_lens, node_lens, block_table))
+    tails = None if tail_lens is None else tail_lens.contiguous()
     result: torch.Tensor = torch.ops.speckernels.tree_attention(
-        query, keys, values, mask_bits.contiguous(), context_lens.contiguous(), float(scale), *lens
+        query, keys, values, mask_bits.contiguous(), context_lens.contiguous(), float(scale), tails
     )
     return result
 
@@ -172,6 +158,6 @@ def split_count(blocks: int, capacity_tiles: int, slots: int) -> int:
 register(
     "tree_attention",
     "(Tensor query, Tensor keys, Tensor values, Tensor mask_bits, Tensor context_lens, float scale, "
-    "Tensor? tail_lens=None, Tensor? node_lens=None, Tensor? block_table=None) -> Tensor",
+    "Tensor? tail_lens=None) -> Tensor",
     lambda query, *others: empty_result(query),
 )

@@ -24,8 +24,8 @@ BLOCK_DIMS = (32, 64, 96, 128, 192, 256)  # shapes of the kernel; smaller heads 
 MAX_DIM = BLOCK_DIMS[-1]
 BLOCK_ROWS = (16, 64, 128)
 BLOCK_KEYS = 64
-# The same of csrc/tree_attention_hopper.cu, and the least page that its tiles are made of.
-HOPPER_DIMS, HOPPER_ROWS, HOPPER_KEYS, HOPPER_PAGE = (64, 128), (64, 128), 128, 8
+# The same of csrc/tree_attention_hopper.cu.
+HOPPER_DIMS, HOPPER_ROWS, HOPPER_KEYS = (64, 128), (64, 128), 128
 
 
 def tree_attention(
@@ -36,23 +36,19 @@ def tree_attention(
     context_lens: torch.Tensor,
     scale: float,
     tail_lens: torch.Tensor | None = None,
-    node_lens: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
 ) -> torch.Tensor:
     batch, heads, nodes, dim = query.shape
     if dim > MAX_DIM:
         raise Unsupported(f"the cuda backend takes heads of up to {MAX_DIM}, not {dim}")
-    kv_heads, slots = keys.shape[1:3]
-    pages, page_bits = (0, 0) if block_table is None else (block_table.shape[1], slots.bit_length() - 1)
-    capacity = slots if block_table is None else pages * slots
+    kv_heads, capacity = keys.shape[1:3]
     out = empty_result(query)
     group = heads // kv_heads
     kind = DTYPES.index(query.dtype)
     sizes = _sizes(
-        *(nodes, mask_bits.shape[2], group, dim, capacity, pages, page_bits),
+        *(nodes, mask_bits.shape[2], group, dim, capacity),
         *(stride for tensor in (query, keys, values) for stride in tensor.stride()[:3]),
     )
-    tensors = (query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out)
+    tensors = (query, keys, values, mask_bits, context_lens, tail_lens, out)
     if not (query.dtype.itemsize == 2 and dim % 8 == 0 and all(map(is_aligned, (query, keys, values)))):
         call("tree_attention", "tree_attention_simple", *tensors, sizes, kind, batch, kv_heads, scale)
         return out
@@ -64,8 +60,9 @@ def tree_attention(
             f"{FULL_SHARED_BYTES // 1024} KiB for D above 128"
         )
     rows = nodes * group
-    if _takes_hopper(rows, keys, values, paged=block_table is not None):
-        source, block_keys, variant = "tree_attention_hopper", HOPPER_KEYS, (len(keys),)
+    variant: tuple[int, ...] = ()
+    if _takes_hopper(rows, keys, values):
+        source, block_keys = "tree_attention_hopper", HOPPER_KEYS
         block_dim = next(size for size in HOPPER_DIMS if dim <= size)
         block_rows = next((size for size in HOPPER_ROWS if rows <= size), HOPPER_ROWS[-1])
         slots = block_slots(query.device, source, "tree_attention_hopper_occupancy", block_dim, block_rows)
@@ -90,7 +87,7 @@ def tree_attention(
     return out
 
 
-def _takes_hopper(rows: int, keys: torch.Tensor, values: torch.Tensor, *, paged: bool) -> bool:
+def _takes_hopper(rows: int, keys: torch.Tensor, values: torch.Tensor) -> bool:
     """Whether csrc/tree_attention_hopper.cu has tiles for these shapes, on Hopper, or on the host if asked for."""
     on_gpu = keys.device.type == "cuda"
     able = not on_gpu or torch.cuda.get_device_capability(keys.device)[0] == 9
@@ -99,7 +96,7 @@ def _takes_hopper(rows: int, keys: torch.Tensor, values: torch.Tensor, *, paged:
         return False
     expanded = 0 in (*keys.stride(), *values.stride())  # nothing promises that a tensor map takes it
     fits = rows >= HOPPER_ROWS[0] and keys.shape[3] <= HOPPER_DIMS[-1]
-    return fits and not expanded and (not paged or keys.shape[2] >= HOPPER_PAGE)
+    return fits and not expanded
 
 
 @lru_cache(maxsize=4096)

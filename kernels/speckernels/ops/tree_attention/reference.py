@@ -14,12 +14,8 @@ def tree_attention(
     context_lens: torch.Tensor,
     scale: float,
     tail_lens: torch.Tensor | None = None,
-    node_lens: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
 ) -> torch.Tensor:
     nodes = query.shape[2]
-    if block_table is not None:
-        keys, values = (in_one_piece(pages, block_table) for pages in (keys, values))
     kv_heads, capacity = keys.shape[1:3]
     wide = torch.promote_types(query.dtype, torch.float32)
     tails = torch.full_like(context_lens, nodes) if tail_lens is None else tail_lens
@@ -31,8 +27,6 @@ def tree_attention(
     words = bits.gather(2, (within // 32)[:, None].expand(-1, nodes, -1))
     is_set = (words >> (within % 32)[:, None] & 1).bool()
     sees = used[:, None] & ((place < 0)[:, None] | is_set)  # [B, n, L]
-    if node_lens is not None:
-        sees &= (torch.arange(nodes, device=query.device) < node_lens[:, None])[:, :, None]
 
     # Slots behind the tail become 0 in values too: 0 * NaN is NaN.
     k, v = (torch.where(used[:, None, :, None], cache, 0).to(wide)[:, :, None] for cache in (keys, values))
@@ -41,8 +35,3 @@ def tree_attention(
     weights = scores.softmax(-1).masked_fill(~sees.any(-1)[:, None, None, :, None], 0)
     result: torch.Tensor = (weights @ v).flatten(1, 2).transpose(1, 2).to(query.dtype).contiguous()
     return result
-
-
-def in_one_piece(pages: torch.Tensor, block_table: torch.Tensor) -> torch.Tensor:
-    """Gather caches [B, Hkv, P S, D] from pages [N, Hkv, S, D] by a block table; any page for missing entries."""
-    return pages[block_table.long().clamp(0, len(pages) - 1)].transpose(1, 2).flatten(2, 3)

@@ -31,34 +31,21 @@ STAGES = {False: 3, True: 2}  # tiles of the cache on their way; fewer where sha
 
 @triton.jit
 def _part(
-    context_lens, tail_lens, node_lens, batch, nodes, capacity, splits,
-    TAILS: tl.constexpr, RAGGED: tl.constexpr, BLOCK_N: tl.constexpr, MIN_SPLIT: tl.constexpr,
+    context_lens, tail_lens, batch, nodes, capacity, splits,
+    TAILS: tl.constexpr, BLOCK_N: tl.constexpr, MIN_SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Context, slots and nodes in use, and tiles per part of a sequence."""
+    """Context, slots in use, and tiles per part of a sequence."""
     context = tl.load(context_lens + batch)
     tail = tl.load(tail_lens + batch) if TAILS else nodes
     end = tl.minimum(context + tail, capacity)
-    live = tl.minimum(tl.load(node_lens + batch), nodes) if RAGGED else nodes
     tiles = (end + BLOCK_N - 1) // BLOCK_N
-    return context, end, live, tl.maximum((tiles + splits - 1) // splits, MIN_SPLIT)
+    return context, end, tl.maximum((tiles + splits - 1) // splits, MIN_SPLIT)
 
 
 @triton.jit
-def _page(slot, mask, block_table, page_bits, batch, PAGED: tl.constexpr):
-    """Page of each slot and its position there; a contiguous cache is one page per sequence."""
-    if PAGED:
-        page = tl.load(block_table + (slot >> page_bits), mask=mask, other=0).to(tl.int64)
-        within = slot & ((1 << page_bits) - 1)
-    else:
-        page = batch
-        within = slot
-    return page, within
-
-
-@triton.jit
-def _write(out, acc, row_sum, at, d, dim, inside, live):
+def _write(out, acc, row_sum, at, d, dim, inside):
     """Weighted mean of each row; 0 for a row without visible keys."""
-    seen = live & (row_sum > 0)
+    seen = row_sum > 0
     attended = tl.where(seen[:, None], acc / tl.where(seen, row_sum, 1.0)[:, None], 0.0)
     stored = inside[:, None] & (d < dim)[None, :]
     tl.store(out + at[:, None] * dim + d[None, :], attended.to(out.dtype.element_ty), mask=stored)
@@ -77,41 +64,34 @@ def _attend(scores, v, acc, row_max, row_sum):
 
 @triton.jit
 def _split_kernel(
-    query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out,
+    query, keys, values, mask_bits, context_lens, tail_lens, out,
     part_acc, part_max, part_sum,
-    nodes, words, group, heads, dim, capacity, pages, page_bits, splits, row_tiles, log2_scale,
+    nodes, words, group, heads, dim, capacity, splits, row_tiles, log2_scale,
     query_batch, query_head, query_node, key_batch, key_head, key_slot, value_batch, value_head, value_slot,
-    TAILS: tl.constexpr, RAGGED: tl.constexpr, PAGED: tl.constexpr,
+    TAILS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MIN_SPLIT: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
     row_tile = tl.program_id(0) % row_tiles
     split = tl.program_id(0) // row_tiles
     kv_head = tl.program_id(1).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)
-    context, end, live_nodes, per_split = _part(
-        context_lens, tail_lens, node_lens, batch, nodes, capacity, splits, TAILS, RAGGED, BLOCK_N, MIN_SPLIT
-    )
+    context, end, per_split = _part(context_lens, tail_lens, batch, nodes, capacity, splits, TAILS, BLOCK_N, MIN_SPLIT)
     first = split * per_split
     last = tl.minimum(first + per_split, (end + BLOCK_N - 1) // BLOCK_N)
-    if row_tile * BLOCK_M >= live_nodes * group:
-        last = first
     if (not DIRECT) & (first >= last):
         return
 
     row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = row < nodes * group
-    live = row < live_nodes * group
     node = (row // group).to(tl.int64)
     head = kv_head * group + row % group
     d = tl.arange(0, BLOCK_D)
     has_d = (d < dim)[None, :]
     query += batch * query_batch + head[:, None] * query_head + node[:, None] * query_node + d[None, :]
-    q = tl.load(query, mask=live[:, None] & has_d, other=0.0)
-    keys += kv_head * key_head
-    values += kv_head * value_head
+    q = tl.load(query, mask=inside[:, None] & has_d, other=0.0)
+    keys += batch * key_batch + kv_head * key_head
+    values += batch * value_batch + kv_head * value_head
     mask_bits += (batch * nodes + node) * words
-    if PAGED:
-        block_table += batch * pages
 
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -119,8 +99,7 @@ def _split_kernel(
     whole = tl.minimum(tl.maximum(context // BLOCK_N, first), last)  # tiles before this one lie in the context
     for tile in range(first, whole):
         slot = (tile * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-        page, within = _page(slot, slot < end, block_table, page_bits, batch, PAGED)
-        k_rows, v_rows = page * key_batch + within * key_slot, page * value_batch + within * value_slot
+        k_rows, v_rows = slot * key_slot, slot * value_slot
         k = tl.load(keys + k_rows[:, None] + d[None, :], mask=has_d, other=0.0)
         v = tl.load(values + v_rows[:, None] + d[None, :], mask=has_d, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale
@@ -129,8 +108,7 @@ def _split_kernel(
         slot = (tile * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
         used = slot < end
         # Slots behind the tail are not loaded: they may hold NaN, and 0 * NaN is NaN.
-        page, within = _page(slot, used, block_table, page_bits, batch, PAGED)
-        k_rows, v_rows = page * key_batch + within * key_slot, page * value_batch + within * value_slot
+        k_rows, v_rows = slot * key_slot, slot * value_slot
         k = tl.load(keys + k_rows[:, None] + d[None, :], mask=used[:, None] & has_d, other=0.0)
         v = tl.load(values + v_rows[:, None] + d[None, :], mask=used[:, None] & has_d, other=0.0)
         place = slot - context
@@ -143,7 +121,7 @@ def _split_kernel(
 
     if DIRECT:
         at = (batch * nodes + node) * heads + head
-        _write(out, acc, row_sum, at, d, dim, inside, live)
+        _write(out, acc, row_sum, at, d, dim, inside)
     else:
         rows = nodes * group
         at = ((batch * tl.num_programs(1) + kv_head) * splits + split) * rows + row
@@ -154,23 +132,20 @@ def _split_kernel(
 
 @triton.jit
 def _merge_kernel(
-    part_acc, part_max, part_sum, context_lens, tail_lens, node_lens, out,
+    part_acc, part_max, part_sum, context_lens, tail_lens, out,
     nodes, group, heads, dim, capacity, splits,
-    TAILS: tl.constexpr, RAGGED: tl.constexpr,
+    TAILS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, MIN_SPLIT: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(1).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)
-    _, end, live_nodes, per_split = _part(
-        context_lens, tail_lens, node_lens, batch, nodes, capacity, splits, TAILS, RAGGED, BLOCK_N, MIN_SPLIT
-    )
+    _, end, per_split = _part(context_lens, tail_lens, batch, nodes, capacity, splits, TAILS, BLOCK_N, MIN_SPLIT)
     parts = (((end + BLOCK_N - 1) // BLOCK_N) + per_split - 1) // per_split
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     rows = nodes * group
     inside = row < rows
-    live = row < live_nodes * group
     d = tl.arange(0, BLOCK_D)
-    stored = live[:, None] & (d < dim)[None, :]
+    stored = inside[:, None] & (d < dim)[None, :]
     base = (batch * tl.num_programs(1) + kv_head) * splits * rows + row
 
     acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
@@ -178,16 +153,16 @@ def _merge_kernel(
     row_sum = tl.zeros([ROWS], tl.float32)
     for part in range(parts):
         at = base + part * rows
-        its_max = tl.load(part_max + at, mask=live, other=float("-inf"))
+        its_max = tl.load(part_max + at, mask=inside, other=float("-inf"))
         new_max = tl.maximum(row_max, its_max)
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
         old, new = tl.exp2(row_max - shift), tl.exp2(its_max - shift)
         its_acc = tl.load(part_acc + at[:, None] * dim + d[None, :], mask=stored, other=0.0)
         acc = acc * old[:, None] + its_acc * new[:, None]
-        row_sum = row_sum * old + tl.load(part_sum + at, mask=live, other=0.0) * new
+        row_sum = row_sum * old + tl.load(part_sum + at, mask=inside, other=0.0) * new
         row_max = new_max
     at = (batch * nodes + row // group) * heads + kv_head * group + row % group
-    _write(out, acc, row_sum, at, d, dim, inside, live)
+    _write(out, acc, row_sum, at, d, dim, inside)
 
 
 def tree_attention(
@@ -198,21 +173,16 @@ def tree_attention(
     context_lens: torch.Tensor,
     scale: float,
     tail_lens: torch.Tensor | None = None,
-    node_lens: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
 ) -> torch.Tensor:
     batch, heads, nodes, dim = query.shape
     if query.dtype == torch.float64 or dim > MAX_DIM:
         raise Unsupported(
             f"the triton backend takes no {query.dtype} with D = {dim}; give 16 or 32 bits, D to {MAX_DIM}"
         )
-    lens = (tail_lens, node_lens, block_table)
     if INTERPRETED and query.dtype == torch.bfloat16:  # the interpreter would compute with the raw bits
         wide = (query.float(), keys.float(), values.float())
-        return tree_attention(*wide, mask_bits, context_lens, scale, *lens).bfloat16()
-    kv_heads, slots = keys.shape[1:3]
-    pages, page_bits = (0, 0) if block_table is None else (block_table.shape[1], slots.bit_length() - 1)
-    capacity = slots if block_table is None else pages * slots
+        return tree_attention(*wide, mask_bits, context_lens, scale, tail_lens).bfloat16()
+    kv_heads, capacity = keys.shape[1:3]
     group = heads // kv_heads
     rows = nodes * group
     tight = shared_bytes(query.device) < FULL_SHARED_BYTES
@@ -229,19 +199,19 @@ def tree_attention(
         query.new_empty(shape, dtype=torch.float32) for shape in ((*parts, dim), parts, parts)
     )
     strides = [stride for tensor in (query, keys, values) for stride in tensor.stride()[:3]]
-    tail_lens, node_lens, block_table = (context_lens if tensor is None else tensor for tensor in lens)  # not read
-    flags = {"TAILS": lens[0] is not None, "RAGGED": lens[1] is not None}
+    flags = {"TAILS": tail_lens is not None}
+    tail_lens = context_lens if tail_lens is None else tail_lens  # not read
     launch(
         _split_kernel, (row_tiles * splits, kv_heads, batch),
-        query, keys, values, mask_bits, context_lens, tail_lens, node_lens, block_table, out,
-        part_acc, part_max, part_sum, nodes, mask_bits.shape[2], group, heads, dim, capacity, pages, page_bits,
-        splits, row_tiles, scale * math.log2(math.e), *strides, **flags, PAGED=lens[2] is not None, **blocks,
+        query, keys, values, mask_bits, context_lens, tail_lens, out,
+        part_acc, part_max, part_sum, nodes, mask_bits.shape[2], group, heads, dim, capacity,
+        splits, row_tiles, scale * math.log2(math.e), *strides, **flags, **blocks,
         MIN_SPLIT=MIN_TILES, DIRECT=splits == 1, num_warps=_warps(blocks), num_stages=STAGES[tight],
     )  # fmt: skip
     if splits > 1:
         launch(
             _merge_kernel, (triton.cdiv(rows, MERGED_ROWS), kv_heads, batch),
-            part_acc, part_max, part_sum, context_lens, tail_lens, node_lens, out,
+            part_acc, part_max, part_sum, context_lens, tail_lens, out,
             nodes, group, heads, dim, capacity, splits, **flags,
             BLOCK_N=blocks["BLOCK_N"], BLOCK_D=blocks["BLOCK_D"], ROWS=MERGED_ROWS, MIN_SPLIT=MIN_TILES,
         )  # fmt: skip
@@ -265,7 +235,7 @@ def _warps(blocks: Mapping[str, int]) -> int:
 
 
 def compiled_variants() -> list[Variant]:
-    names = ("nodes", "words", "group", "heads", "dim", "capacity", "pages", "page_bits", "splits", "row_tiles")
+    names = ("nodes", "words", "group", "heads", "dim", "capacity", "splits", "row_tiles")
     sizes = dict.fromkeys(names, "i32")
     strides = {
         f"{tensor}_{axis}": "i64"
@@ -273,9 +243,9 @@ def compiled_variants() -> list[Variant]:
         for axis in ("batch", "head", last)
     }
     parts = dict.fromkeys(("part_acc", "part_max", "part_sum"), "*fp32")
-    lens = dict.fromkeys(("context_lens", "tail_lens", "node_lens"), "*i32")
+    lens = dict.fromkeys(("context_lens", "tail_lens"), "*i32")
     variants = []
-    for kind, element_bytes, rows, dim, direct, tight, engine in (
+    for kind, element_bytes, rows, dim, direct, tight, tails in (
         ("*bf16", 2, 256, 128, False, False, False),
         ("*bf16", 2, 256, 128, False, False, True),
         ("*fp16", 2, 4, 64, True, False, True),
@@ -288,17 +258,15 @@ def compiled_variants() -> list[Variant]:
         ("*fp32", 4, 256, 128, False, True, False),
     ):
         tensors = dict.fromkeys(("query", "keys", "values", "out"), kind) | parts | lens
-        tensors |= {"mask_bits": "*i32", "block_table": "*i32"}
+        tensors |= {"mask_bits": "*i32"}
         blocks = _blocks(rows, dim, element_bytes, tight=tight)
         signature = tensors | sizes | strides | {"log2_scale": "fp32"}
-        flags = dict.fromkeys(("TAILS", "RAGGED", "PAGED"), engine)
-        constants = {**blocks, **flags, "MIN_SPLIT": MIN_TILES, "DIRECT": direct}
+        constants = {**blocks, "TAILS": tails, "MIN_SPLIT": MIN_TILES, "DIRECT": direct}
         options = {"num_stages": STAGES[tight], "num_warps": _warps(blocks)}
         limit = SMALL_SHARED_BYTES if tight else FULL_SHARED_BYTES
         variants.append(Variant(_split_kernel, signature, constants, options, limit))
     merged = {"out": "*bf16"} | lens | parts | sizes
-    for name in ("words", "pages", "page_bits", "row_tiles"):
+    for name in ("words", "row_tiles"):
         del merged[name]
     sizes_of_merge = {"BLOCK_N": 64, "BLOCK_D": 128, "ROWS": MERGED_ROWS, "MIN_SPLIT": MIN_TILES}
-    flags = dict.fromkeys(("TAILS", "RAGGED"), True)
-    return [*variants, Variant(_merge_kernel, merged, {**sizes_of_merge, **flags})]
+    return [*variants, Variant(_merge_kernel, merged, {**sizes_of_merge, "TAILS": True})]

@@ -1,5 +1,0 @@
-"""`python -m speckernels` is the command `speckernels`."""
-
-from speckernels.cli import main
-
-main()

@@ -1,1 +1,0 @@
-"""`realrun gpu`: stages for a GPU that is there for minutes only."""
