@@ -67,7 +67,7 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def slow(session: nox.Session) -> None:
     """The tests that the default run leaves out (marked slow, or by tests/default_cases.toml), in two processes."""
-    install(session, "real", "dev", "engines")
+    install(session, "real", "dev", "dask", "engines")
     session.run(
         "pytest", *LONG, "-n", "2", "--dist", "worksteal", "-m", "slow and not bench", *session.posargs, env=ENVIRONMENT
     )

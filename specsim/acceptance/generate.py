@@ -11,6 +11,7 @@ from typing import Any, TypedDict, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
+from specsim.acceptance.difficulty import Difficulty
 from specsim.acceptance.models import EOS, IID, MAX_SEED, VOCABULARY, AcceptanceModel, PerPosition, parameters_of
 from specsim.acceptance.sources import Source, describe
 from specsim.io.errors import InputError
@@ -20,7 +21,7 @@ from specsim.trace.trace import MAX_DEPTH, Trace
 
 KIND, VERSION = "specsim-acceptance", 1
 AGAIN = "fit the model again"
-MODELS: dict[str, Any] = {kind.name: kind for kind in (IID, PerPosition)}
+MODELS: dict[str, Any] = {kind.name: kind for kind in (IID, PerPosition, Difficulty)}
 ALIKE_TOKENS = 128  # output tokens of a sequence that is generated from counts
 LEAST_SEQUENCES, MOST_SEQUENCES = 8, 200  # of these, so that intervals are as wide as the counts' and answers are quick
 
@@ -41,7 +42,7 @@ def generate(
     acceptance : float, sequence of float, path or AcceptanceModel
         Probability that a drafted token is accepted if all before it were: a single rate, or a rate per draft
         position; the drafter's confidence is then the same everywhere. Or an acceptance model, or its file as
-        `specsim acceptance fit` writes it.
+        `specsim acceptance fit` writes it; with the model "difficulty" the confidence predicts acceptance.
     sequences : int
         Sequences S.
     output_tokens : int or array_like

@@ -18,8 +18,9 @@ from specsim.io.settings import Settings, argument, setting
 acceptance = typer.Typer(
     help="Fit acceptance models, generate traces.\n\n"
     "iid: one acceptance rate, from any source. per_position: one rate per draft depth, from any source, such as a "
-    "server's counters.\n\n"
-    "Confidence is the same everywhere, so compare fixed draft lengths alone.",
+    "server's counters. difficulty: easy and hard stretches with confidence and entropy, from a dense trace; from "
+    "rounds with a default distribution of confidence.\n\n"
+    "Policies that read confidence or entropy need difficulty; with the other models, compare fixed draft lengths.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -34,7 +35,7 @@ class FitOptions(Settings):
         "A trace (folder or .zip), rounds of real runs (.parquet, as `realrun validate` writes them), counters per "
         'draft position (.json, {"drafted": [...], "accepted": [...]}), or what an engine wrote about drafts.'
     )
-    model: Literal["iid", "per_position"] = setting(..., "Acceptance model to fit.")
+    model: Literal["iid", "per_position", "difficulty"] = setting(..., "Acceptance model to fit.")
     out: Path = setting(..., "Where to write the model, as JSON.")
     policy: str | None = setting(None, "Use only rounds recorded under this policy.")
     overwrite: bool = setting(False, OVERWRITE_HELP, flag="--overwrite")
@@ -133,6 +134,13 @@ def generate(options: GenerateOptions) -> Answer:
 
 
 def _parameter_rows(parameters: dict[str, Any]) -> list[list[str]]:
-    """Names and values of parameters."""
-    rates = ((name, list(value) if isinstance(value, tuple) else [value]) for name, value in parameters.items())
-    return [[name, fact_text(values)] for name, values in rates]
+    """Names and values of parameters; of a long table its ends and middle."""
+    rows = []
+    for name, value in parameters.items():
+        values = list(value) if isinstance(value, tuple | list) else [value]
+        if len(values) > 32:
+            text = " ... ".join(map(fact_text, (values[0], values[len(values) // 2], values[-1])))
+        else:
+            text = fact_text(values)
+        rows.append([name, text])
+    return rows

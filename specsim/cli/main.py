@@ -19,6 +19,7 @@ from specsim.cli.leaderboard import leaderboard
 from specsim.cli.replay import replay
 from specsim.cli.serve import serve
 from specsim.cli.servers import bench, doctor
+from specsim.cli.sweep import sweep
 from specsim.cli.tree import tree
 from specsim.cli.tune import tune
 
@@ -37,7 +38,7 @@ app.callback()(options_of_all)
 SERVERS, POLICIES, DATA = "Tune a server", "Compare drafting policies", "Traces, costs and claims"
 COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
     SERVERS: (advise, bench, doctor, explain, import_, export),
-    POLICIES: (leaderboard, tune, replay, policies),
+    POLICIES: (leaderboard, tune, replay, sweep, policies),
     DATA: (example, info, join, record_text, report),
 }
 GROUPS = {

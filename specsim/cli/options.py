@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from specsim.cli.console import MAX_SEED, parse_settings
 from specsim.io.errors import InputError
@@ -13,6 +13,7 @@ from specsim.io.settings import Settings, argument, setting
 if TYPE_CHECKING:
     from specsim.cost.model import CostModel
     from specsim.engines.import_records import Reading
+    from specsim.io.workers import Workers
     from specsim.trace.trace import Trace
 
 T = TypeVar("T")
@@ -41,6 +42,24 @@ class SeedSettings(Settings):
 
     panel = "Sampling and search"
     seed: int = setting(0, "Seed of all randomness.", low=0, high=MAX_SEED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings(Settings):
+    """Processes that share the work."""
+
+    backend: Literal["loky", "dask"] = setting("loky", "Processes of this machine, or a Dask cluster.")
+    jobs: int | None = setting(
+        None, "Number of processes (default: one per core, or the whole cluster). Does not change the result.", low=1
+    )
+    scheduler: str | None = setting(None, "Address of a cluster (default: a local one).", metavar="ADDRESS")
+
+    @property
+    def ready(self) -> Workers:
+        """The workers that the options name."""
+        from specsim.io.workers import Workers
+
+        return Workers(self.backend, self.jobs, self.scheduler)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Policies compared: leaderboards."""
+"""Policies compared: leaderboards, sweeps, hardware."""

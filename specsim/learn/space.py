@@ -98,6 +98,18 @@ class Space:
         names = [axis.name for axis in self.axes]
         return [dict(zip(names, point, strict=True)) for point in itertools.product(*(values[n] for n in names))]
 
+    def sobol(self, points: int, seed: int) -> list[Settings]:
+        """Return the defaults, then points of a scrambled Sobol sequence; each once, at most `points`."""
+        from scipy.stats import qmc  # slow to import
+
+        if not self.axes:
+            return [{}]
+        sampler = qmc.Sobol(len(self.axes), scramble=True, seed=seed)
+        shares = sampler.random_base2(max(1, math.ceil(math.log2(points))))
+        drawn = [{axis.name: axis.at(u) for axis, u in zip(self.axes, row, strict=True)} for row in shares.tolist()]
+        distinct = {tuple(point.values()): point for point in reversed([self.default, *drawn])}
+        return list(distinct.values())[::-1][:points]
+
     def apart(self, a: Settings, b: Settings) -> bool:
         """Tell whether two points differ clearly in any setting."""
         return any(axis.apart(a[axis.name], b[axis.name]) for axis in self.axes)

@@ -14,6 +14,7 @@ from specsim.report.doctor import KIND as DOCTOR
 from specsim.report.doctor import doctor_result
 from specsim.report.drafters import KIND as DRAFTERS
 from specsim.report.drafters import drafters_result
+from specsim.report.hardware import comparison_result
 from specsim.report.leaderboard import KIND as LEADERBOARD
 from specsim.report.leaderboard import leaderboard_result
 from specsim.report.page import Result, joined, page
@@ -22,19 +23,20 @@ from specsim.report.validation import KIND as VALIDATION
 from specsim.report.validation import validation_result
 
 Render = Callable[[Mapping[str, Any]], Result]
-IN_FOLDER = ("validation.json", "leaderboard.json")
+IN_FOLDER = ("validation.json", "leaderboard.json", "comparison.json")
 KINDS: dict[str, Render] = {
     VALIDATION: validation_result,
     LEADERBOARD: leaderboard_result,
     DRAFTERS: drafters_result,
     DOCTOR: doctor_result,
     ADVICE: advice_result,
+    "specsim-cost-comparison": comparison_result,
 }
 BY_KEY: dict[str, Render] = {  # of documents that name no kind: a key that no other has
     "best_params": tuning_result,
 }
 MAKE = (
-    "give what `realrun validate` or a leaderboard wrote, or what `specsim advise`, "
+    "give what `realrun validate`, a leaderboard or `specsim cost compare` wrote, or what `specsim advise`, "
     "`tune` or `doctor` of a server print with --json"
 )
 

@@ -1,7 +1,7 @@
 """Trace folders: `meta.json`, `sequences.parquet`, `steps.parquet` and, with trees, `trees.parquet`.
 
 The folder of a joined trace has such a folder for each drafter, named 1, 2 and so on, and `joined.json`. A folder may
-be packed as a .zip file.
+be packed as a .zip file, and stand at any path that fsspec knows, such as s3://bucket/trace.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from specsim.io.arrays import Array, IntArray
 from specsim.io.errors import InputError
-from specsim.io.examples import located
+from specsim.io.examples import is_example, located
 from specsim.io.files import (
     digest,
     file_digest,
@@ -64,6 +64,7 @@ TREE_COLUMNS = {"parent": INTEGER_LISTS, "token": INTEGER_LISTS, "prob": FLOAT_L
 JUDGED_COLUMNS = ("target_prob", "target_entropy_nats")  # of nodes, where recorded for typical acceptance
 JOINED_KIND = "specsim-joined-trace"
 JOIN_AGAIN = "join the traces again"
+INSTALL = "pip install -c constraints.txt '.[dask]' brings fsspec; a kind of store may need a package of its own"
 TraceLike = Trace | str | PathLike[str]  # as every function takes a trace
 
 
@@ -487,6 +488,50 @@ def _members(archive: zipfile.ZipFile, limit_bytes: int) -> Sequence[zipfile.Zip
     if sum(member.file_size for member in members) > limit_bytes:
         raise ValueError(f"unpacked, it would take more than {limit_bytes >> 20} MiB")
     return members
+
+
+def read_trace_at(place: str) -> Trace:
+    """Read the trace in a local folder, a packed file, or at a URL; raise InputError if it is not a trace."""
+    with _local(place) as path:
+        return read_trace(path)
+
+
+def depth_at(place: str) -> int:
+    """Read the depth of a trace, in tokens; for a folder, from meta.json alone."""
+    if place.endswith(".zip") or is_example(place):
+        return read_trace_at(place).depth
+    with _local(place, (META,)) as path:
+        return int(read_meta(path)["depth"])
+
+
+@contextmanager
+def _local(place: str, names: Sequence[str] = NAMES) -> Iterator[Path]:
+    """Copy a trace at a URL to a temporary folder. names : files to copy of a folder"""
+    if "://" not in place:
+        yield Path(place)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(folder, place.rstrip("/").rpartition("/")[2])
+        try:
+            from fsspec.core import url_to_fs
+
+            store, path = url_to_fs(place)
+            if here.suffix == ".zip":
+                store.get_file(path, str(here))
+            else:
+                here.mkdir()
+                for name in names:
+                    if store.isfile(f"{path}/{name}"):
+                        store.get_file(f"{path}/{name}", str(here / name))
+        except ImportError as error:
+            raise InputError(f"trace {place}: {error}; {INSTALL}") from None
+        except (OSError, ValueError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise InputError(f"trace {place} cannot be fetched ({reason:.200}); check the address") from None
+        try:
+            yield here
+        except InputError as error:
+            raise InputError(str(error).replace(str(here), place)) from None
 
 
 def join_traces(traces: Mapping[str, TraceLike]) -> JoinedTrace:

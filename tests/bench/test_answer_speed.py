@@ -90,7 +90,7 @@ def test_ten_thousand_configurations_on_a_million_positions(capsys: pytest.Captu
     """
     trace = realistic_trace()
     held = fixed_settings(AdaEDL, {}, {"depth": trace.depth})
-    points = [{**held, **point} for point in search_space(AdaEDL, held, {"depth": trace.depth}).grid(10_000)]
+    points = [{**held, **point} for point in search_space(AdaEDL, held, {"depth": trace.depth}).sobol(10_000, 0)]
     evaluate_many(AdaEDL, points[:1], PricedTrace(trace, RampCost()))  # compiles
     with PeakMemory() as memory:
         wall_s, cpu_s = time.perf_counter(), time.process_time()

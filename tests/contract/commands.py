@@ -82,6 +82,7 @@ DROPPED = {
 NOTHING = "(nothing)"  # stands for what a document lacks
 TOLERANCE = 1e-9  # relative, of floats
 FITTED = 1e-6, "logistic regression by scikit-learn's solver ends where rounding of BLAS leads it"
+OPTIMISED = 1e-5, "scipy's minimisers end within their tolerance, where rounding leads them"
 NETWORK = 1e-6, "what a neural network computes, stored as float32; matrix products round as the processor does"
 SINGLE = 1e-4, "what a neural network computes in float32"
 
@@ -181,6 +182,11 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
             --set lookahead=false --cost {profile}
         tune renewal_stop: specsim tune {chains} --policy renewal_stop --cost {profile}
     """,
+    ("printed_alone", OPTIMISED): """
+        acceptance fit difficulty, trace: specsim acceptance fit {chains} --model difficulty --out {out}
+        acceptance fit difficulty, rounds: specsim acceptance fit {rounds} --policy fixed_k(k=4) --model difficulty
+            --out {out}
+    """,
     ("printed_alone", NETWORK): """
         replay beta_ts, expected: specsim replay {scored} --policy beta_ts --cost {profile} --expected
         replay cali_ts, expected: specsim replay {scored} --policy cali_ts --cost {profile} --expected
@@ -205,6 +211,10 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
         acceptance generate iid: specsim acceptance generate {model_iid} --out {out} --sequences 6 --output-tokens 40
             --max-draft-tokens 5 --prompt-tokens 12 --seed 4
         acceptance generate per_position: specsim acceptance generate {model_per_position} --out {out} --sequences 6
+            --output-tokens 40 --max-draft-tokens 5 --prompt-tokens 12 --seed 4
+    """,
+    ("with_columns", OPTIMISED): """
+        acceptance generate difficulty: specsim acceptance generate {model_difficulty} --out {out} --sequences 6
             --output-tokens 40 --max-draft-tokens 5 --prompt-tokens 12 --seed 4
     """,
     ("with_columns", NETWORK): """
@@ -735,7 +745,7 @@ def _fitted(model: str) -> Callable[[Workplace], Path]:
     return make
 
 
-INPUTS |= {f"model_{model}": _fitted(model) for model in ("iid", "per_position")}
+INPUTS |= {f"model_{model}": _fitted(model) for model in ("iid", "per_position", "difficulty")}
 
 # Models so small and random that whole decodings take milliseconds.
 

@@ -17,6 +17,7 @@ from specsim.cost.roofline.hardware import find_hardware
 from specsim.cost.roofline.passes import Roofline
 from specsim.io.errors import InputError
 from specsim.io.examples import FOLDER, example_files, located
+from specsim.trace.files import depth_at
 from tests.support.commands import call, json_of
 
 TRACE, COST = "example:lab-eagle", "example:llama-3.1-8b-eagle-h100"
@@ -71,7 +72,7 @@ def test_commands_take_examples(tmp_path: Path) -> None:
     assert board["boards"][0]["trace"] == TRACE
     tree = call("specsim", "tree", "search", TRACE, "--nodes", "8", "--json")
     fit = call("specsim", "acceptance", "fit", TRACE, "--model", "iid", "--out", str(tmp_path / "model.json"))
-    assert [tree.code, fit.code] == [0, 0]
+    assert [tree.code, fit.code, depth_at(TRACE)] == [0, 0, 8]
 
 
 def test_a_claim_rests_on_an_example(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from specsim.io.files import check_writable, remove_folder, replacing, replacing
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call
 
-COST = "vllm-llama3.1-8b-eagle-h100"
+COST, HARDWARE = "vllm-llama3.1-8b-eagle-h100", ["--target", "llama-3.1-8b", "--drafter", "eagle", "--gpus", "h100"]
 
 
 def hold(folder: Path) -> None:
@@ -137,10 +137,11 @@ def test_what_a_disk_refuses_is_one_line_that_names_the_users_file(
             left.rmdir()
 
 
-def test_a_command_that_keeps_nothing_locks_its_folder_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["leaderboard", "example:lab-model"], ["cost", "compare"]], ids=" ".join)
+def test_commands_that_keep_nothing_lock_their_folder_too(tmp_path: Path, words: list[str]) -> None:
+    given = ["--cost", COST] if words[0] == "leaderboard" else ["--trace", "example:lab-model", *HARDWARE]
     with working_in(tmp_path):
-        words = ("leaderboard", "example:lab-model", "--cost", COST, "--out", tmp_path)
-        assert_refused(call("specsim", *words), "another process works in", tmp_path)
+        assert_refused(call("specsim", *words, *given, "--out", tmp_path), "another process works in", tmp_path)
 
 
 @pytest.mark.usefixtures("ctrl_c_is_heard")

@@ -44,6 +44,13 @@ def read_weights(text: str) -> Weights:
     return {part.strip(): find_format(name.strip()) for part, _, name in pairs}
 
 
+def weights_text(weights: str | Mapping[str, str]) -> str:
+    """Formats in words."""
+    if isinstance(weights, str):
+        return weights
+    return ", ".join(f"{part} {name}" for part, name in weights.items())
+
+
 def stored_weights(model: str | Mapping[str, Any]) -> Stored | None:
     """The format in which a model is stored, if that is not a 16-bit type.
 

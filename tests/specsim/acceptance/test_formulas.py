@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim.acceptance import formulas
+from specsim.acceptance.difficulty import Difficulty
 from specsim.acceptance.formulas import eq14_speedup, leviathan_speedup, mean_tokens_per_round
 from specsim.acceptance.generate import generate
-from specsim.acceptance.models import IID
+from specsim.acceptance.models import IID, PerPosition
 from specsim.cost.model import ConstantCost
 from specsim.io.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
@@ -86,6 +88,15 @@ def test_leviathan_s_speedup_in_expectation(alpha: float, k: int) -> None:
     assert speedups.mean() == pytest.approx(expected, abs=tolerance)
 
 
+@cache
+def difficult(seed: int) -> Trace:
+    """A trace of a difficulty model fitted to another trace."""
+    rng = np.random.default_rng(seed)
+    trace = small_trace(seed)
+    source = generate(PerPosition(tuple(rng.uniform(0.5, 0.9, 6))), 10, 60, trace.depth, seed)
+    return generate(Difficulty.fit(source), 12, rng.integers(1, 90, 12), 6, seed)
+
+
 def filled(trace: Trace) -> Trace:
     """The trace as if its outputs had ended by their budget and no token ended a text."""
     return replace(trace, meta={**trace.meta, "eos_token_id": None}, budget_tokens=trace.output_tokens)
@@ -96,6 +107,7 @@ TRACES = {
     "iid": lambda: generate(IID(0.75), 7, [1, 2, 9, 40, 100, 3, 64], 8, seed=1),
     "nothing accepted": lambda: generate(IID(0.0), 3, 20, 6, seed=2),
     "everything accepted": lambda: generate(IID(1.0), 3, 20, 6, seed=2),
+    "difficulty": lambda: difficult(4),
 }
 CHAIN = [
     FixedK(k=1),

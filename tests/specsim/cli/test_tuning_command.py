@@ -14,7 +14,6 @@ import pytest
 
 import specsim
 from specsim.acceptance.generate import generate, load_model, save_model
-from specsim.acceptance.models import PerPosition
 from specsim.cost.model import ConstantCost
 from specsim.learn.settings import SearchSettings
 from specsim.learn.tune import tune_on
@@ -25,7 +24,7 @@ from specsim.replaying.priced import PricedTrace
 from specsim.report.tuning import tuning_result
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.split import split_sequences
-from tests.support.acceptance_examples import Uneven, fixed_k_rounds
+from tests.support.acceptance_examples import difficulty, fixed_k_rounds
 from tests.support.commands import Result, assert_refused, call, json_of
 from tests.support.joined_traces import guessing_part, lookup_part, texts
 from tests.support.reference import RampCost
@@ -55,7 +54,7 @@ def test_from_counters_to_a_trace(tmp_path: Path) -> None:
 
 
 def test_from_rounds_of_one_policy_and_from_a_trace(tmp_path: Path) -> None:
-    trace = generate(Uneven(), 8, 60, 4, seed=1)
+    trace = generate(difficulty(), 8, 60, 4, seed=1)
     rounds, path = fixed_k_rounds(trace, 4), tmp_path / "rounds.parquet"
     names = ("policy", "sequence_id", "t", "drafted", "accepted")
     pq.write_table(pa.table({name: getattr(rounds, name) for name in names}), path)
@@ -66,12 +65,14 @@ def test_from_rounds_of_one_policy_and_from_a_trace(tmp_path: Path) -> None:
     unknown = acceptance("fit", path, "--model", "iid", "--policy", "x", "--out", tmp_path / "x.json")
     assert_refused(unknown, "no rounds of policy 'x'")
     write_trace(trace, tmp_path / "trace")
-    assert "alpha" in acceptance("fit", tmp_path / "trace", "--model", "iid", "--out", tmp_path / "whole.json").out
+    text = acceptance("fit", tmp_path / "trace", "--model", "difficulty", "--out", tmp_path / "difficulty.json").out
+    assert "hidden_drift" in text
+    assert load_model(tmp_path / "difficulty.json").name == "difficulty"
 
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     model = tmp_path / "model.json"
-    save_model(PerPosition((0.5,)), model)
+    save_model(difficulty(), model)
     assert_refused(acceptance("fit", counters(tmp_path), "--model", "iid", "--out", model), "exists")
     (tmp_path / "trace").mkdir()
     assert_refused(acceptance("generate", model, "--out", tmp_path / "trace"), "exists")
@@ -276,3 +277,11 @@ def test_a_command_that_names_a_best_says_not_to_speculate(command: str, dear: P
 def test_the_page_of_a_tuning_says_so(dear: Path) -> None:
     document = json_of(call("specsim", "tune", TRACE, "--cost", str(dear), *FIXED, "--json"))
     assert document["holdout"]["speedup"]["high"] < 1 and SAID in tuning_result(document).verdict
+
+
+def test_a_sweep_says_so_of_each_cell(dear: Path) -> None:
+    cheap = dear.with_name("cheap.json")
+    cheap.write_text('{"s_d": 0.0001, "s_t": 0.01}')
+    out = call("specsim", "sweep", TRACE, "--cost", str(dear), "--cost", str(cheap), *FIXED).out
+    lines = {path.name: next(line for line in out.splitlines() if path.stem in line) for path in (dear, cheap)}
+    assert "slower" in lines["dear.json"] and "faster" in lines["cheap.json"]

@@ -18,7 +18,8 @@ from specsim.cost.batches import BatchTokens
 from specsim.cost.files import read_cost
 from specsim.cost.roofline import architecture, cost, hardware, passes, shape
 from specsim.cost.roofline.architecture import find_architecture, public_shapes
-from specsim.cost.roofline.cost import RooflineCost, find_drafter
+from specsim.cost.roofline.constants import Change, changes
+from specsim.cost.roofline.cost import Overheads, RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import Derating, Hardware, find_hardware, known_hardware
 from specsim.cost.roofline.passes import Operation, Roofline
 from specsim.cost.roofline.shape import Architecture, Attention, Experts
@@ -491,6 +492,49 @@ def test_a_cost_file_shows_them(tmp_path: Path) -> None:
     assert isinstance(cost, RooflineCost) and cost.subject.startswith("deepseek-r1 with mtp of deepseek-r1 on 8 x h200")
     shown = json_of(call("specsim", "cost", "show", path, "--batch", 8, "--json"))
     assert 0 < shown["rows"][0]["step_ratio"] < 0.2
+
+
+# So fast at computing that every operation waits for memory.
+MEMORY_BOUND = Hardware("slow memory", memory_bytes_s=1e12, flops={"bfloat16": 1e20}, link_bytes_s=1e11)
+
+
+def costs(drafter: str = "llama-68m", **other: float) -> RooflineCost:
+    target = Roofline(find_architecture("llama-160m"), MEMORY_BOUND, derating=Derating(**other))
+    return RooflineCost(target, find_drafter(drafter, target.model))
+
+
+def named(cost: RooflineCost, share: float = 0.25) -> dict[str, Change]:
+    return {change.constant: change for change in changes(cost, share)}
+
+
+def test_memory_bound_passes_take_as_much_longer_as_memory_is_slower() -> None:
+    cost = costs()
+    both, target, drafter = (named(cost)[f"{whose}: memory bandwidth"] for whose in ("both", "target", "drafter"))
+    for change, of_target, of_drafter in ((both, 1, 1), (target, 1, 0), (drafter, 0, 1)):
+        for changed, factor in ((change.less, 0.75), (change.more, 1.25)):
+            assert float(changed.verify(4, 100) / cost.verify(4, 100)) == pytest.approx(factor**-of_target)
+            assert float(changed.draft(4, 100) / cost.draft(4, 100)) == pytest.approx(factor**-of_drafter)
+
+
+def test_a_launch_and_an_overhead_add_what_they_are() -> None:
+    cost = replace(costs(launch_s=1e-5), overheads=Overheads(step_s=0.002))
+    launches = sum(operation.launches for operation in cost.target.operations(1, 100))
+    changed = named(cost)
+    slower = changed["target: time of a launch"].more
+    assert float(slower.verify(1, 100) - cost.verify(1, 100)) == pytest.approx(0.25e-5 * launches)
+    assert changed["overhead of a step"].less.round_overhead() == pytest.approx(0.0015)
+
+
+def test_what_is_zero_is_not_listed_and_an_overlap_stays_a_share() -> None:
+    changed = named(costs())
+    of_three = {f"{whose}: {what}" for whose in ("both", "target", "drafter")
+                for what in ("memory bandwidth", "matrix throughput", "overlap")}  # fmt: skip
+    assert changed.keys() == of_three
+    assert changed["both: overlap"].more.target.derating.overlap == 1
+    assert changed["both: overlap"].less.target.derating.overlap == 0.75
+    assert named(costs("prompt-lookup")).keys() == {name for name in of_three if name.startswith("target")}
+    shared = replace(costs().target, tensor_parallel=2)
+    assert "target: bandwidth between devices" in named(RooflineCost(shared, find_drafter("eagle", shared.model)))
 
 
 @pytest.mark.parametrize(

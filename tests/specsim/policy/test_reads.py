@@ -26,7 +26,7 @@ from specsim.replaying.checks import check_replayable, unsupported_reason
 from specsim.serving.drafts import drafts_of
 from specsim.serving.policies import fit_policies
 from tests.specsim.policy.test_policy import settings_of, traced
-from tests.support.acceptance_examples import Uneven
+from tests.support.acceptance_examples import difficulty
 from tests.support.serving_costs import COST
 
 # Of the token after each of three: the target's distribution and the drafter's.
@@ -123,7 +123,7 @@ def test_a_policy_that_would_change_the_output_is_refused_with_sampled_drafts_al
 
 @pytest.mark.parametrize(("name", "given"), [("budget", {}), ("dspark", {}), ("dspark", {"lag": False})])
 def test_a_servers_rule_that_trims_by_what_was_drawn_is_refused_with_sampled_drafts(name: str, given: Any) -> None:
-    trace = generate(Uneven(), sequences=12, output_tokens=40, depth=3, seed=4)
+    trace = generate(difficulty(), sequences=12, output_tokens=40, depth=3, seed=4)
     part, (rule,), _ = fit_policies(trace, COST, [(name, {"max_draft_tokens": 3, **given})], tuning_share=0.5, seed=0)
     other = replace(part, prob=np.flip(part.prob).copy())
     same = np.array_equal(rule.survival(part), rule.survival(other))

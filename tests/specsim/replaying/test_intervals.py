@@ -34,7 +34,7 @@ from specsim.replaying.intervals import (
 )
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from tests.support.acceptance_examples import COST, Uneven
+from tests.support.acceptance_examples import COST, difficulty
 
 SEQUENCES, REPEATS = 40, 400
 # Factor on the normal quantile that a percentile interval would need and the expanded interval has.
@@ -125,7 +125,7 @@ def synthetic_seconds(count: int = 18_000) -> dict[str, np.ndarray]:
     more than the 0.13 of the lab's recorded greedy trace.
     """
     lengths = np.random.default_rng(0).integers(60, 141, count)
-    trace = generate(Uneven(), count, lengths, 6, seed=21)
+    trace = generate(difficulty(), count, lengths, 6, seed=21)
     table = cost_table(trace, COST)
     policies = {
         "k4": FixedK(k=4),

@@ -22,13 +22,14 @@ from specsim.io.errors import InputError
 from specsim.io.files import write_text
 from specsim.replaying.rounds import PARTS
 from specsim.report import figures as result_figures
-from specsim.report import leaderboard_figures, validation_figures
+from specsim.report import hardware_figures, leaderboard_figures, validation_figures
 from specsim.report import validation_figures as figures
 from specsim.report.documents import VALIDATION_COLUMNS, validation_rows
 from specsim.report.files import BY_KEY, KINDS
 from specsim.report.page import comparable_text, page, speculation_text, truncated_text
 from specsim.report.table import as_text
 from specsim.report.validation import KEYS, render_validation
+from specsim.trace.files import write_trace
 from tests.support.commands import assert_refused, call, json_of
 from tests.support.reference import RampCost, small_trace
 
@@ -383,6 +384,10 @@ def documents() -> list[dict[str, Any]]:
     trace = small_trace()
     board = leaderboard(trace, RampCost(), policies=["fixed_k"], trials=2)
     with TemporaryDirectory() as folder:
+        write_trace(trace, Path(folder, "trace"))
+        given = ["cost", "compare", "--trace", Path(folder, "trace"), "--target", "llama-3.1-8b", "--drafter", "eagle"]
+        given += ["--gpus", "h100", "--batch", 1, "--policy", "fixed_k", "--trials", 2, "--json"]
+        compared = call("specsim", *given)
         (counters := Path(folder, "counters.json")).write_text(
             json.dumps({"drafted": [400] * 3, "accepted": [260, 150, 90]})
         )
@@ -392,6 +397,7 @@ def documents() -> list[dict[str, Any]]:
     return [
         tune(trace, RampCost(), "fixed_k", trials=2).as_dict(),
         as_document([board, board], {"cost": "ramp"}),
+        json.loads(compared.out),
         recorded(STUDIES / "drafters/recorded/board.json"),
         validation_document(),
         json.loads(advised.out),
@@ -428,7 +434,7 @@ def number_of_tags(text: str) -> int:
 @pytest.fixture
 def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing would take most of the time."""
-    for module in (leaderboard_figures, validation_figures, result_figures):
+    for module in (leaderboard_figures, validation_figures, result_figures, hardware_figures):
         for name, function in vars(module).items():
             if getattr(function, "__annotations__", {}).get("return") == "str":
                 monkeypatch.setattr(module, name, lambda *given, **options: "<svg></svg>")
@@ -451,7 +457,7 @@ def test_every_kind_of_page_is_swept() -> None:
     assert set(KINDS) <= kinds and all(any(key in document for document in documents()) for key in BY_KEY)
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 @pytest.mark.filterwarnings("ignore")  # of figures without anything in them
 def test_no_text_of_a_document_becomes_html(number: int) -> None:
     """All at once, figures too."""
@@ -459,7 +465,7 @@ def test_no_text_of_a_document_becomes_html(number: int) -> None:
     assert number_of_tags(shown(with_hostile_text(document))) == number_of_tags(shown(document))
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 @pytest.mark.usefixtures("_no_figures")
 def test_no_text_becomes_html_where_another_value_belongs(number: int) -> None:
     """Values singly, numbers and truths too; in a list a single place."""
@@ -479,7 +485,7 @@ def test_no_text_becomes_html_where_another_value_belongs(number: int) -> None:
     assert refused < len(alike)
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 @pytest.mark.usefixtures("_no_figures")
 def test_a_page_shows_every_remark_of_its_document(number: int) -> None:
     document = copy.deepcopy(documents()[number])
@@ -527,17 +533,27 @@ def test_a_page_begins_with_its_verdict(name: str, message: str, results: dict[s
     assert "https://" not in text.replace("http://www.w3.org", "")
 
 
-def test_a_headline_has_its_costs_and_their_error_beside_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("tune", "--policy", "fixed_k", "--trials", 2),
+        ("cost", "compare", "--gpus", "h100", "--policy", "fixed_k", "--trials", 2),
+    ],
+    ids=["tuning", "hardware"],
+)
+def test_a_headline_has_its_costs_and_their_error_beside_it(given: tuple[Any, ...], tmp_path: Path) -> None:
     """The error of published runs, as the file that ships has it."""
-    given = ("tune", "example:lab-model", "--policy", "fixed_k", "--trials", 2, "--gpu", "h100")
+    trace = "example:lab-model"
     pair = ("--target", "llama-3.1-8b", "--drafter", "eagle3", "--engine", "vllm")
-    document = json_of(call("specsim", *given, *pair, "--json"))
+    where = ("--trace", trace, *pair) if "compare" in given else (trace, "--gpu", "h100", *pair)
+    document = json_of(call("specsim", *given, *where, "--json"))
     (tmp_path / "result.json").write_text(json.dumps(document))
     assert call("specsim", "report", tmp_path / "result.json", "--out", tmp_path / "report.html").code == 0
     tile = re.search(r'<div class="tile"><b>([\d.]+)</b><span>(.*?)</span>', (tmp_path / "report.html").read_text())
     assert tile is not None
+    source = "data sheet and vllm&#39;s overhead" if "compare" in given else "llama-3.1-8b with eagle3 on h100, vllm"
     said = re.search(r"([\d.]+) to ([\d.]+) over prompts, ([\d.]+) to ([\d.]+) with the error .*, costs: (.*)", tile[2])
-    assert said is not None and said[5] == "llama-3.1-8b with eagle3 on h100, vllm"
+    assert said is not None and said[5] == source
     low, high, least, most = map(float, said.groups()[:4])
     error = published_error("speedup", ("dense", "eagle", "batch 1"))
     assert error is not None and (least / low, most / high) == pytest.approx(error.band, abs=0.02)

@@ -19,7 +19,7 @@ from specsim.serving.draft_length import DraftRounds, Running
 from specsim.serving.drafts import drafts_of
 from specsim.serving.rules.adaptive_verification import AdaptiveVerification
 from tests.support import vllm_adaptive as vllm
-from tests.support.acceptance_examples import Uneven
+from tests.support.acceptance_examples import difficulty
 from tests.support.checks import refusal
 from tests.support.serving_costs import COST
 
@@ -86,7 +86,7 @@ class Spy(AdaptiveVerification):
 
 
 def test_a_server_trims_drafts_once_it_knows_which_prompts_the_step_reads() -> None:
-    trace = generate(Uneven(), sequences=12, output_tokens=30, depth=4, seed=4, prompt_tokens=90)
+    trace = generate(difficulty(), sequences=12, output_tokens=30, depth=4, seed=4, prompt_tokens=90)
     sent = requests_of_trace(trace, 24)
     SEEN.clear()
     run = run_server(drafts_of(trace, Spy(COST, max_draft_tokens=3), served=True), COST, sent, slots=6, users=6,
@@ -101,7 +101,7 @@ def test_a_server_trims_drafts_once_it_knows_which_prompts_the_step_reads() -> N
 
 
 def test_what_the_trace_does_not_have_is_refused() -> None:
-    trace = generate(Uneven(), sequences=2, output_tokens=9, depth=3)
+    trace = generate(difficulty(), sequences=2, output_tokens=9, depth=3)
     refusal(lambda: drafts_of(trace, AdaptiveVerification(COST, max_draft_tokens=3, head=True)), "confidence head")
     blind = generate(IID(0.5), sequences=2, output_tokens=9, depth=3)
     refusal(lambda: drafts_of(blind, AdaptiveVerification(COST, max_draft_tokens=3)), "no drafter confidence")

@@ -52,7 +52,7 @@ from specsim.serving.rules.survival import Survival, fit_survival
 from specsim.serving.rules.value import hand_out
 from specsim.trace.files import read_plain_trace
 from specsim.trace.trace import Trace
-from tests.support.acceptance_examples import Uneven
+from tests.support.acceptance_examples import difficulty
 from tests.support.checks import refusal
 from tests.support.serving_costs import COST, exact_table
 
@@ -303,7 +303,7 @@ def test_the_oracle_of_a_step_is_close_to_the_oracle_of_a_text(accept_prob: floa
 @pytest.fixture(scope="module")
 def informed() -> Trace:
     """Text of easy and hard stretches, whose drafter says which is which."""
-    return generate(Uneven(), sequences=48, output_tokens=60, depth=5, seed=4)
+    return generate(difficulty(), sequences=48, output_tokens=60, depth=5, seed=4)
 
 
 NAMES = [name for name in RULES if name != "oracle"]
