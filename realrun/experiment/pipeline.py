@@ -25,7 +25,7 @@ from realrun.experiment.timing import make_arm
 from realrun.kept_files import read_kept, read_own
 from realrun.lm.clock import clock_name
 from realrun.lm.variants import expansion_of
-from realrun.measure.record import RecordSettings, has_recorded
+from realrun.measure.record import RecordSettings, decodes_batches, has_recorded
 from realrun.measure.reuse import check_job, recorded_trace, recording_identity
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, spread
@@ -56,9 +56,14 @@ UNFINISHED = "validation.partial"  # folder, in the output's, of what is there b
 # In the folder of an experiment that is not whole.
 IDENTITY, PLAN, TUNED, DECODED = "settings.json", "plan.json", "tuned.json", "decoded"
 OTHER = f"{ANEW} or another --out"
-RECORD_STEPS = 2.0  # time of a recorded token, in decoding steps: its own, and the proposals behind it; trees take more
-RECORD_SHARE = 0.35  # of the minutes, at most for recording
-DECODE_FACTOR = 1.4  # time of decoding with all arms over the arms' own rounds: probes of costs take turns too
+# Time of a recorded token, in decoding steps, its own decoded alone or in a batch, and the proposals behind it; trees
+# take more.
+RECORD_STEPS, BATCHED_STEPS = 2.0, 1.2
+RECORD_SHARE = 0.22  # of the minutes, at most for recording
+# Time of decoding with all arms over that of their rounds alone: taking turns they find their weights less often in the
+# caches, and probes of costs take turns too.
+DECODE_FACTOR = 1.8
+TOGETHER = 12  # prompts decoded at once where nothing is timed
 END_S = 15.0  # for the probe and the report after decoding
 LEAST_PROMPTS, LEAST_HELD_OUT, ENOUGH_HELD_OUT = 8, 4, 12
 ENOUGH_POLICIES = 3
@@ -192,7 +197,8 @@ class Experiment(ABC):
     def run(self) -> Outcome:
         """Do all steps. Errors are those of `realrun.validate`."""
         settings = self.settings
-        plan = Plan(self.folder / PLAN, settings, lambda: self.state.decoding_step_s)
+        batches = decodes_batches(self.plain.core, settings.record)
+        plan = Plan(self.folder / PLAN, settings, lambda: self.state.decoding_step_s, batches=batches)
         recorded = next((folder for folder in self.traces if folder.exists() and not self.overwrite), None)
         self.prompts = plan.to_record(self.given, recorded)
         self.split = tuning, held = check_job(
@@ -249,6 +255,7 @@ class Experiment(ABC):
                         lambda done, total, name=name: self.tell(name, what, done, total),  # type: ignore[misc]
                         overwrite=self.overwrite,
                         sequences=None if whole else sequences,
+                        together=TOGETHER,
                     )
                     for folder, pair in contender.parts.items()
                 }
@@ -496,10 +503,12 @@ class Plan:
     as it is.
 
     step_s : function that measures the seconds of a decoding step, called where the file does not tell them
+    batches : whether recordings decode prompts at once
     """
 
-    def __init__(self, path: Path, settings: ExperimentSettings, step_s: Callable[[], float]):
+    def __init__(self, path: Path, settings: ExperimentSettings, step_s: Callable[[], float], *, batches: bool = False):
         self.path, self.settings, self.measure_step_s = path, settings, step_s
+        self.record_steps = BATCHED_STEPS if batches else RECORD_STEPS
         self.kept: dict[str, Any] = read_kept(path, PlanFile) or {}
 
     @property
@@ -520,7 +529,7 @@ class Plan:
             return prompts
         if "prompts" not in self.kept:
             if recorded is None:
-                affordable = int(60 * self.settings.minutes * RECORD_SHARE / (RECORD_STEPS * self.prompt_s))
+                affordable = int(60 * self.settings.minutes * RECORD_SHARE / (self.record_steps * self.prompt_s))
                 count = max(LEAST_PROMPTS, affordable)
             else:
                 count = read_trace(recorded).sequences

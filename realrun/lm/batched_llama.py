@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from realrun.lm.cached import grown
 from realrun.lm.llama import FusedLlama, rms_norm, supported
+from realrun.lm.skinny_linear import skinny_linear
 from specsim.io.arrays import Ints
 from specsim.io.errors import InputError
 
@@ -91,5 +92,5 @@ class BatchedLlama:
         for layer, keys, values in zip(lm.layers, self.keys[:, rows], self.values[:, rows], strict=True):
             q, keys[row, :, slots], values[row, :, slots] = layer.project(layer.normed(x, rms_norm)[1], rotation)
             mixed = lm.attend(q, keys[:, :, :end], values[:, :, :end], mask)
-            x = layer.add_mlp(x + F.linear(mixed, layer.out))
+            x = layer.add_mlp(x + skinny_linear(mixed, layer.out))
         return lm._of_known(lm.logits_of(rms_norm(x, lm.norm_out, lm.eps))) if head else x[:, :0]

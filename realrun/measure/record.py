@@ -17,11 +17,14 @@ import numpy as np
 import torch
 
 from realrun.decode.acceptance_predictor import pending_token_states
+from realrun.decode.batch import BatchDecoding
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.kept_files import read_kept
+from realrun.lm.batched_llama import BatchedLlama
 from realrun.lm.cached import CachedLM, feeds_again, has_recurrent_layers
 from realrun.lm.kernels import planless_attention
+from realrun.lm.llama import supported
 from realrun.lm.number_type import NotFinite, check_columns, refuse_logits
 from realrun.lm.recurrent import NO_TREES
 from realrun.pairs.pair import Pair
@@ -189,7 +192,7 @@ def record(
     progress: Counter | None = None,
     partial: Partial | None = None,
     sequences: Sequence[int] | None = None,
-    texts: Mapping[int, Sequence[int]] | None = None,
+    together: int = 1,
 ) -> Trace:
     """Decode every prompt with the target alone, and record what the drafter proposes at every output position.
 
@@ -207,8 +210,9 @@ def record(
         Folder that keeps finished sequences; sequences in it are not recorded again.
     sequences : sequence of int, optional
         Numbers of the prompts to record, increasing; by default all. A sequence does not depend on the others.
-    texts : mapping, optional
-        Outputs by the prompts' numbers, where the same target has decoded them before with these settings.
+    together : int, optional
+        Prompts to decode at once, where a batch changes no token but at ties: greedily, in float32 or float64, by a
+        target that `realrun.lm.batched_llama` decodes. The drafter is asked as ever.
 
     Returns
     -------
@@ -235,18 +239,33 @@ def record(
     if partial is not None:
         partial.open()  # before the first token, so that a read-only folder is an error now
     numbers = range(len(prompts)) if sequences is None else sequences
+    kept = {number: None if partial is None else partial.get(number) for number in numbers}
+    waiting = [number for number in numbers if kept[number] is None]
+    others = (
+        waiting[1:] if together > 1 and decodes_batches(pair, settings) else []
+    )  # the first alone checks the logits
+    batches = [others[at : at + together] for at in range(0, len(others), together)]
+    of_batch = {number: batch for batch in batches for number in batch}
     recorded: list[Recorded] = []
     for number in numbers:
-        sequence = None if partial is None else partial.get(number)
+        sequence = kept[number]
         if sequence is None:
             with planless_attention(pair.device):
-                sequence = recording.sequence(number, prompts[number].tokens, (texts or {}).get(number))
+                if number in of_batch and number not in recording.texts:
+                    recording.decode({one: prompts[one].tokens for one in of_batch[number]})
+                sequence = recording.sequence(number, prompts[number].tokens)
             if partial is not None:
                 partial.put(number, sequence)
         recorded.append(sequence)
         if progress:
             progress(len(recorded), len(numbers))
     return trace_of(pair, prompts, settings, recording.depth, numbers, recorded)
+
+
+def decodes_batches(pair: Pair, settings: RecordSettings) -> bool:
+    """Tell whether prompts can be decoded at once with the same output."""
+    exact = pair.dtype in (torch.float32, torch.float64)
+    return settings.sampler.mode == "greedy" and exact and supported(pair.target)
 
 
 class _Recording:
@@ -256,7 +275,8 @@ class _Recording:
         if settings.tree is not None and not pair.trees:
             why = f" because {NO_TREES}" if pair.drafter.trees else ""
             raise InputError(f"drafter {pair.draft_name} drafts chains only{why}; record it with --tree-nodes 0")
-        self.pair, self.settings = pair, settings
+        self.pair, self.settings, self.new_tokens = pair, settings, settings.max_new_tokens
+        self.texts = dict[int, tuple[list[int], float]]()  # of prompts decoded at once, with the seconds of each
         self.target, self.drafter = pair.make_drafter()
         self.decoder = Decoder(self.target, self.drafter, pair.eos_token_ids, settings.sampler)
         self.depth = min(settings.max_draft_tokens, pair.drafter.max_depth or settings.max_draft_tokens)
@@ -273,13 +293,24 @@ class _Recording:
                 "shorten them"
             )
 
-    def sequence(self, number: int, prompt: Sequence[int], text: Sequence[int] | None = None) -> Recorded:
-        """Decode a prompt unless its text is known, then record the drafter at every output position."""
+    def decode(self, prompts: Mapping[int, Sequence[int]]) -> None:
+        """Decode these prompts at once."""
+        start, target, budgets = self.decoder.clock(), BatchedLlama(self.pair.target), len(prompts) * [self.new_tokens]
+        decoding = BatchDecoding(target, target, [*prompts.values()], budgets, 0, self.pair.eos_token_ids)
+        while not decoding.done:
+            decoding.advance()
+        own_s = (self.decoder.clock() - start) / len(prompts)
+        self.texts |= {number: (row.output, own_s) for number, row in zip(prompts, decoding.rows, strict=True)}
+
+    def sequence(self, number: int, prompt: Sequence[int]) -> Recorded:
+        """Decode a prompt unless that is done, then record the drafter at every output position."""
         sampler, decoder = self.settings.sampler, self.decoder
         start = decoder.clock()
-        if text is None:
-            text = decoder.decode(prompt, self.settings.max_new_tokens, None, sequence=number).tokens
-        tokens = list(text)
+        if number in self.texts:
+            tokens, generate_s = self.texts.pop(number)
+        else:
+            tokens = list(decoder.decode(prompt, self.new_tokens, None, sequence=number).tokens)
+            generate_s = decoder.clock() - start
         generated = decoder.clock()
         scorer = None
         if self.predictor is not None:
@@ -293,7 +324,7 @@ class _Recording:
             check_columns(columns)
         except NotFinite:
             raise refuse_logits(self.drafter.lm, [*prompt, *tokens], "drafter") from None
-        return Recorded(np.asarray(tokens), columns, generated - start, decoder.clock() - generated)
+        return Recorded(np.asarray(tokens), columns, generate_s, decoder.clock() - generated)
 
     @torch.inference_mode()
     def target_prob(self, prompt: Sequence[int], output: Sequence[int]) -> Floats | None:

@@ -238,6 +238,29 @@ def test_it_goes_on_and_ends_with_the_same_trace(interrupted: Path, decoded: lis
     assert trace.meta["record_seconds"]["generate"] > 0
 
 
+@pytest.mark.parametrize("eos", [(), (7, 30)])
+@pytest.mark.parametrize("together", [2, 3, 12])
+def test_prompts_decoded_at_once_give_the_same_trace(
+    together: int, eos: tuple[int, ...], tmp_path: Path, decoded: list[int]
+) -> None:
+    """Of any lengths, and where some are there already; the first alone is decoded by itself."""
+    pair, prompts, settings = tiny_pair(eos), tiny_prompts(9), replace(SETTINGS, sampler=Sampler())
+    alone = record(pair, prompts, settings)
+    decoded.clear()
+    assert_same(record(pair, prompts, settings, together=together), alone)
+    assert decoded == [0]
+    with pytest.raises(Interrupted):
+        recorded_trace(pair, prompts, settings, tmp_path / "trace", stop_after(4), together=together)
+    assert_same(recorded_trace(pair, prompts, settings, tmp_path / "trace", go_on, together=together), alone)
+    assert decoded == [0, 0, 4]
+
+
+def test_drawn_texts_are_decoded_one_by_one(decoded: list[int]) -> None:
+    drawn = replace(SETTINGS, sampler=Sampler("gumbel", 0.8, seed=4))
+    record(tiny_pair(), PROMPTS, drawn, together=4)
+    assert decoded == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("name", ["000001.npz", "recording.json"])
 def test_what_a_kill_or_a_disk_damaged_is_recorded_again(interrupted: Path, decoded: list[int], name: str) -> None:
     path = interrupted.with_name("trace.partial") / name
