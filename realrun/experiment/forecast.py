@@ -41,7 +41,7 @@ from specsim.trace.trace import Trace
 IDLE_RUN_ERROR, BUSY_RUN_ERROR, OLD_RUN_ERROR = 0.024, 0.13, 0.06
 UNKNOWN_SHARE = 0.5  # of the CPUs, where a system does not tell what other processes use
 DRAWN = 16  # profiles, for the noise that costs bring into a forecast
-PROFILE_SHARE, PROBE_SHARE = 0.15, 0.02  # of the minutes, at most
+PROFILE_SHARE, PROBE_SHARE = 0.1, 0.02  # of the minutes, at most
 FORECAST = "forecast.json"
 Before = Profile | CostModel | None  # costs from before; None where they are profiled now
 ANEW = "pass --overwrite"
@@ -82,9 +82,12 @@ def costs_before(settings: ValidationSettings) -> Before:
 def probed(
     pair: Pair, prompts: Sequence[Prompt], settings: ExperimentSettings, before: Before, progress: Progress
 ) -> Probe:
-    """Probe the machine's state at the shortest and the longest context of the prompts, within those of the costs."""
+    """Probe the machine's state at the longest context of the prompts, or where costs from before are to be fitted to
+    it at the shortest as well, within theirs.
+    """
     longest = longest_prompt(pair, PASS_TOKENS + 1, 0)  # that leaves room for the probe's passes
-    contexts = np.minimum(contexts_of(prompts, settings.record.max_new_tokens), longest)[[0, -1]]
+    ends = [-1] if before is None else [0, -1]
+    contexts = np.minimum(contexts_of(prompts, settings.record.max_new_tokens), longest)[ends]
     if isinstance(before, Profile):
         contexts = contexts.clip(before.cost.contexts[0], before.cost.contexts[-1])
     document = probe(
@@ -127,9 +130,12 @@ def tuning_profile(
 ) -> Profile:
     """Measure what rounds cost before anything is decoded, or read it from this file of an earlier start."""
     if not path.is_file():
+        contexts = contexts_of(prompts, settings.record.max_new_tokens)
         document = profile(
             pair,
-            contexts=contexts_of(prompts, settings.record.max_new_tokens),
+            contexts=[*dict.fromkeys((contexts[0], contexts[-1]))]
+            if settings.minutes
+            else contexts,  # with twice the sweeps
             depth=settings.record.max_draft_tokens,
             limit_s=limit_s(profile_module.LIMIT_S, PROFILE_SHARE, settings.minutes),
             sampler=settings.record.sampler,
