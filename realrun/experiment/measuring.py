@@ -19,6 +19,7 @@ from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler
 from realrun.experiment.timing import Arm, Timings, WallClock, decode_sequence, turned, warm_up
 from realrun.kept_files import read_kept
+from realrun.lm.llama import shared_prefill
 from realrun.machine_load import Load, Ticks, load_from, watch
 from realrun.measure.interleaving import TURN_ROUNDS
 from realrun.measure.profile import contexts_between
@@ -310,18 +311,20 @@ class _Decoding:
             warm_up([*self.arms, *exchanged], self.prompts, self.trace)
             self.warm = True
         prompt = self.prompts[index]
-        load, probing = watch(), measured.probing(prompt, index)
-        runs = decode_sequence(
-            exchanged if (repeat + index) % 2 else self.arms,
-            prompt,
-            self.trace,
-            index,
-            states,
-            seed=self.seed,
-            order=order,
-            beside=probing,
-            shift=repeat % TURN_ROUNDS,
-        )
+        load = watch()
+        with shared_prefill():
+            probing = measured.probing(prompt, index)
+            runs = decode_sequence(
+                exchanged if (repeat + index) % 2 else self.arms,
+                prompt,
+                self.trace,
+                index,
+                states,
+                seed=self.seed,
+                order=order,
+                beside=probing,
+                shift=repeat % TURN_ROUNDS,
+            )
         return SequenceRuns(runs, probing.samples.as_dict(), load())
 
 

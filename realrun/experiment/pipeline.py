@@ -58,12 +58,12 @@ IDENTITY, PLAN, TUNED, DECODED = "settings.json", "plan.json", "tuned.json", "de
 OTHER = f"{ANEW} or another --out"
 # Time of a recorded token, in decoding steps, its own decoded alone or in a batch, and the proposals behind it; trees
 # take more.
-RECORD_STEPS, BATCHED_STEPS = 2.0, 1.2
-RECORD_SHARE = 0.22  # of the minutes, at most for recording
+RECORD_STEPS, BATCHED_STEPS = 2.0, 0.9
+RECORD_SHARE = 0.2  # of the minutes, at most for recording
 # Time of decoding with all arms over that of their rounds alone: taking turns they find their weights less often in the
 # caches, and probes of costs take turns too.
-DECODE_FACTOR = 1.8
-TOGETHER = 12  # prompts decoded at once where nothing is timed
+DECODE_FACTOR = 1.35
+TOGETHER = 8  # prompts decoded at once where nothing is timed
 END_S = 15.0  # for the probe and the report after decoding
 LEAST_PROMPTS, LEAST_HELD_OUT, ENOUGH_HELD_OUT = 8, 4, 12
 ENOUGH_POLICIES = 3

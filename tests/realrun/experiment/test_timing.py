@@ -31,6 +31,7 @@ from realrun.experiment.timing import (
     typical_rounds,
     warm_up,
 )
+from realrun.lm.llama import FusedLlama, shared_prefill
 from realrun.measure.interleaving import take_turns
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
@@ -270,6 +271,33 @@ def test_within_minutes_more_repeats_follow_where_noise_asks_and_time_allows(
     )  # fmt: skip
     assert made.repeats == repeats and {len(runs) for runs in made.timings.runs.values()} == {repeats}
     assert reports[-1] == (2 * repeats, 2 * repeats)
+
+
+def test_arms_that_read_the_same_prompt_compute_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with the caches of its own: all outputs and rounds are those of prompts that every arm read by itself."""
+    pair, prompts = tiny_pair(), tiny_prompts(2)
+    trace = record(pair, prompts, RecordSettings(4, 12, SAMPLER))
+    policies = [None, make_policy("fixed_k", {"k": 2}), make_policy("adaedl", {}), None]
+    arms, passes = [make_arm(str(policy), policy, pair, SAMPLER) for policy in policies], list[int]()
+
+    def runs_of(index: int) -> list[Decoded]:
+        order = np.random.default_rng(0)
+        return decode_sequence(arms, prompts[index], trace, index, [None] * 4, seed=0, order=order)
+
+    alone = [runs_of(index) for index in range(2)]
+    forward = FusedLlama._forward
+    monkeypatch.setattr(
+        FusedLlama, "_forward", lambda lm, tokens, keep: (passes.append(len(tokens)), forward(lm, tokens, keep))[1]
+    )
+    for index, prompt in enumerate(prompts):
+        passes.clear()
+        with shared_prefill():
+            runs = runs_of(index)
+        kept_hidden = {arm.decoder.target.keep_hidden for arm in arms}
+        models = 1 + len(kept_hidden)  # the target, with hidden states or without, and the draft model
+        assert sum(tokens == len(prompt.tokens) - 1 for tokens in passes) <= models
+        for run, own in zip(runs, alone[index], strict=True):
+            assert (run.tokens, run.full_log()) == (own.tokens, own.full_log())
 
 
 def test_what_else_takes_turns_on_a_sequence_ends_with_it() -> None:
