@@ -7,7 +7,7 @@ and the rest. The best has most tokens per second.
 
 Sequoia prices by n and d alone; then this is the optimum over all trees. Here a draft pass over
 more nodes may take longer as well. So the search also tries, for every n and d, the trees of which
-only the first w ranks of siblings have children, for every w: with w = 1 every pass is over a single
+only the w likeliest ranks of siblings have children, for every w: with w = 1 every pass is over a single
 node, with w = R all trees are allowed. Each is priced exactly as the replay does; between them
 there may be a tree that is faster still.
 """

@@ -104,7 +104,7 @@ def node_accept_probs(rates: Floats, shape: Shape) -> Floats:
 def grow(rates, forks, nodes):  # type: ignore[no-untyped-def]
     """Compute the largest sum of probabilities of m nodes below the root by dynamic programming over size, rank, depth.
 
-    rates : float64 [K, R]; forks : only children of smaller rank have children themselves
+    rates : float64 [K, R]; forks : only children of so many ranks, the likeliest of a depth, have children themselves
     Returns float64 [nodes + 1], the sum of probabilities (-inf: there is no such tree), and int64
     [K, R, nodes + 1]: of m nodes that the children of ranks k and above of a node at depth j have
     with all below them, those that child k takes. Among equals it takes fewest: shallow trees.
@@ -117,10 +117,11 @@ def grow(rates, forks, nodes):  # type: ignore[no-untyped-def]
         rest = np.full(nodes + 1, -np.inf)  # the same of children of ranks k and above
         rest[0] = 0.0
         for k in range(ranks - 1, -1, -1):
+            likelier = (rates[j] > rates[j, k]).sum() + (rates[j, :k] == rates[j, k]).sum()
             both = np.full(nodes + 1, -np.inf)
             both[0] = 0.0
             for m in range(1, nodes + 1):
-                for s in range(1, (m if k < forks else 1) + 1):
+                for s in range(1, (m if likelier < forks else 1) + 1):
                     if below[s - 1] == -np.inf or rest[m - s] == -np.inf:
                         continue
                     value = rates[j, k] * (1.0 + below[s - 1]) + rest[m - s]
