@@ -307,7 +307,9 @@ def test_other_metrics_are_refused(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(InputError, match=message):
             read_format("prometheus", [path])
-    path.write_text('sglang:spec_accept_length{model_name="m"} 2.5\nsglang:num_running_reqs{model_name="m"} 4\n')
+    lines = [f'sglang:{what}{{model_name="m"}} {value}' for what, value in
+             (("spec_accept_length", 2.5), ("num_running_reqs", 4), ("token_usage", 0.3))]  # fmt: skip
+    path.write_text("\n".join(lines))
     gauges = read_format("prometheus", [path])
     assert gauges.averages == {"accept len": 2.5} and gauges.setup.running == 4 and gauges.setup.model == "m"
     whole = (FIXTURES / "llamacpp_metrics_k3.prom").read_text()
