@@ -17,7 +17,7 @@ PROCESSES = ("-n", "auto", "--dist", "worksteal")  # a process that has no more 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 LONG = ("-o", "faulthandler_timeout=14400")  # seconds of a test
 DEMO = shlex.split(
-    "--target smollm2 --drafter eagle --mode greedy --minutes 4.5 --max-new-tokens 64 --max-draft-tokens 8 "
+    "--target smollm2 --drafter eagle --mode greedy --minutes 4.3 --max-new-tokens 64 --max-draft-tokens 8 "
     "--policy fixed_k --policy adaedl --policy max_confidence --policy time_gain --policy renewal_stop"
 )
 LAB = shlex.split(

@@ -41,7 +41,7 @@ from specsim.trace.trace import Trace
 IDLE_RUN_ERROR, BUSY_RUN_ERROR, OLD_RUN_ERROR = 0.024, 0.13, 0.06
 UNKNOWN_SHARE = 0.5  # of the CPUs, where a system does not tell what other processes use
 DRAWN = 16  # profiles, for the noise that costs bring into a forecast
-PROFILE_SHARE, PROBE_SHARE = 0.1, 0.02  # of the minutes, at most
+PROFILE_SHARE, PROBE_SHARE = 0.07, 0.02  # of the minutes, at most
 FORECAST = "forecast.json"
 Before = Profile | CostModel | None  # costs from before; None where they are profiled now
 ANEW = "pass --overwrite"

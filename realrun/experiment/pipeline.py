@@ -59,7 +59,7 @@ OTHER = f"{ANEW} or another --out"
 # Time of a recorded token, in decoding steps, its own decoded alone or in a batch, and the proposals behind it; trees
 # take more.
 RECORD_STEPS, BATCHED_STEPS = 2.0, 0.9
-RECORD_SHARE = 0.2  # of the minutes, at most for recording
+RECORD_SHARE = 0.21  # of the minutes, at most for recording
 # Time of decoding with all arms over that of their rounds alone: taking turns they find their weights less often in the
 # caches, and probes of costs take turns too.
 DECODE_FACTOR = 1.35
