@@ -255,7 +255,10 @@ class TuneOptions(SeedSettings):
     repeats: int = setting(3, REPEATS_HELP)
     tuning_share: float = setting(0.5, "Share of the prompts to tune on; the others are held out.")
     minutes: float = setting(
-        5.0, "Time to spend: prompts and policies are left out to fit, the least telling first. 0: no limit.", low=0
+        5.0,
+        "Time to spend: prompts and policies are left out to fit, the least telling first. Prompts are decoded once, "
+        "and up to --repeats times where noise asks for it and time is left. 0: no limit.",
+        low=0,
     )
 
     def kinds(self, default: Sequence[str]) -> tuple[type[Policy], ...]:
