@@ -192,6 +192,7 @@ def record(
     progress: Counter | None = None,
     partial: Partial | None = None,
     sequences: Sequence[int] | None = None,
+    texts: Mapping[int, Sequence[int]] | None = None,
     together: int = 1,
 ) -> Trace:
     """Decode every prompt with the target alone, and record what the drafter proposes at every output position.
@@ -210,6 +211,8 @@ def record(
         Folder that keeps finished sequences; sequences in it are not recorded again.
     sequences : sequence of int, optional
         Numbers of the prompts to record, increasing; by default all. A sequence does not depend on the others.
+    texts : mapping, optional
+        Outputs by the prompts' numbers, where the same target has decoded them before with these settings.
     together : int, optional
         Prompts to decode at once, where a batch changes no token but at ties: greedily, in float32 or float64, by a
         target that `realrun.lm.batched_llama` decodes. The drafter is asked as ever.
@@ -239,11 +242,11 @@ def record(
     if partial is not None:
         partial.open()  # before the first token, so that a read-only folder is an error now
     numbers = range(len(prompts)) if sequences is None else sequences
+    recording.texts |= {number: (list(text), 0.0) for number, text in (texts or {}).items()}
     kept = {number: None if partial is None else partial.get(number) for number in numbers}
-    waiting = [number for number in numbers if kept[number] is None]
-    others = (
-        waiting[1:] if together > 1 and decodes_batches(pair, settings) else []
-    )  # the first alone checks the logits
+    waiting = [number for number in numbers if kept[number] is None and number not in recording.texts]
+    # The first is decoded alone, which checks the logits.
+    others = waiting[1:] if together > 1 and decodes_batches(pair, settings) else []
     batches = [others[at : at + together] for at in range(0, len(others), together)]
     of_batch = {number: batch for batch in batches for number in batch}
     recorded: list[Recorded] = []

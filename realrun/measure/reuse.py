@@ -128,7 +128,7 @@ def recorded_trace(
     partial = Partial(folder, wanted)
     try:
         if sequences is not None:
-            return record(pair, prompts, settings, progress, partial, sequences.tolist(), together)
+            return record(pair, prompts, settings, progress, partial, sequences.tolist(), together=together)
         trace = record(pair, prompts, settings, progress, partial, together=together)
         write_trace(trace, folder, overwrite=overwrite)
     except KeyboardInterrupt:
