@@ -18,6 +18,7 @@ from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.roofline.serving import tpot_s
 from specsim.engines.advise import advise
 from specsim.engines.as_engine import counters_of
+from specsim.engines.counted import counted as as_counted
 from specsim.engines.diagnose import diagnose
 from specsim.engines.flags import FLAGS, draft_length_flags
 from specsim.engines.import_records import import_records
@@ -182,9 +183,23 @@ def test_prompts_of_other_requests_bring_speedups_nearer_to_one() -> None:
     refusal(lambda: advise(source, COST, isl=8, osl=8), "need costs of shapes and hardware")
 
 
+@pytest.mark.parametrize("alike", [1, 6])
+def test_the_variance_of_requests_is_that_of_rounds_times_how_many_are_alike(alike: int) -> None:
+    """Rounds of two tokens, each accepted with 0.6, drawn for 4,000 requests of 6 rounds, `alike` of them the same."""
+    rng = np.random.default_rng(4)
+    drawn = (rng.random((4000 * 6 // alike, 2)) < 0.6).cumprod(axis=1).sum(axis=1)
+    accepted = drawn.repeat(alike)
+    request = np.arange(len(accepted)) // 6
+    rounds = Rounds(np.full(len(accepted), 2), accepted, None, request, None)
+    assert as_counted(rounds).phi == pytest.approx(alike, rel=0.06)
+    alone = Rounds(rounds.drafted[:6], accepted[:6], None, request[:6], None)
+    assert as_counted(alone).phi == 1.0  # a single request says nothing of it
+
+
 def test_what_cannot_be_advised_is_refused() -> None:
     with pytest.raises(InputError, match="context=0 tokens; give at least 1"):
         advise(Counters(np.array([5]), np.array([2])), COST, context=0)
+    assert advise(Counters(np.array([500]), np.array([200])), COST, context=1).k in (0, 1)
     refusal(lambda: advise(Rounds(np.array([0, 0]), np.array([0, 0])), COST, context=10), "nothing was drafted")
 
 
