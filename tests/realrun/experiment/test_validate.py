@@ -229,7 +229,7 @@ def stop(*args: object, **options: object) -> None:
 def test_a_second_run_uses_the_trace_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     _, out, _ = job
 
-    def no_recording(*args: object) -> None:
+    def no_recording(*args: object, **options: object) -> None:
         raise AssertionError("recorded anew")
 
     monkeypatch.setattr(reuse, "record", no_recording)
