@@ -60,8 +60,7 @@ OTHER = f"{ANEW} or another --out"
 # take more.
 RECORD_STEPS, BATCHED_STEPS = 2.0, 0.9
 RECORD_SHARE = 0.21  # of the minutes, at most for recording
-# Time of decoding with all arms over that of their rounds alone: taking turns they find their weights less often in the
-# caches, and probes of costs take turns too.
+# Time of decoding with all arms over that of their rounds alone: prompts are read, and probes of costs take turns too.
 DECODE_FACTOR = 1.35
 TOGETHER = 8  # prompts decoded at once where nothing is timed
 END_S = 15.0  # for the probe and the report after decoding

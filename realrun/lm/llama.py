@@ -392,7 +392,9 @@ def _joint(*projections: torch.nn.Linear) -> torch.Tensor:
 def _adjacent(weights: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return matrices as one: as it lies there where each follows the last, as in a mapped file, else a copy."""
     first, ends = weights[0], [weight.data_ptr() + weight.nbytes for weight in weights]
-    plain = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
+    plain = all(
+        weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous() for weight in weights
+    )
     if not plain or [weight.data_ptr() for weight in weights[1:]] != ends[:-1]:
         return torch.cat([*weights])
     rows = sum(len(weight) for weight in weights)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from specsim.io.compiled import njit
 
-BLOCK = 32768  # weights of a block: 128 KiB, a part of the second cache of any CPU of the last ten years
+BLOCK = 32768  # weights of a block: 128 KiB, which the second cache holds beside the states
 ZERO = np.float32(0)
 SUMS = {"reassoc", "contract", "nsz"}  # sums in any order; NaN and infinity stay what they are
 

@@ -54,7 +54,7 @@ class Reference:
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class TuneResult(Result):
-    """The best settings of a search, with their prediction on both parts, beside references.
+    """The best settings of a search, with predicted speedups on the tuning and the held-out sequences.
 
     best : the tuned policy
     train, holdout : its predictions on the sequences that it was tuned on, and on the held-out ones

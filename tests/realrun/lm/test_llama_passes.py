@@ -14,7 +14,7 @@ from realrun.lm.batched_llama import BatchedLlama
 from realrun.lm.cached import CachedLM
 from realrun.lm.choice import make_lm
 from realrun.lm.kernels import use_kernels
-from realrun.lm.llama import FusedLlama, supported
+from realrun.lm.llama import FusedLlama, _adjacent, supported
 from realrun.lm.static.llama import PLAIN, StaticLlama
 from tests.support.checks import refusal
 from tests.support.families import family_model
@@ -327,3 +327,16 @@ def test_a_row_may_be_filled_up_beyond_the_last_position() -> None:
 
 def test_other_models_are_refused() -> None:
     refusal(lambda: BatchedLlama(family_model("Qwen2")), "Qwen2ForCausalLM", "choose another")
+
+
+@pytest.mark.parametrize("gap", [0, 4])
+def test_weights_that_lie_side_by_side_are_joined_without_a_copy(gap: int) -> None:
+    """As gate and up projections do in a mapped file; others are copied."""
+    buffer = torch.randn(5 * 4 + gap)
+    weights = [buffer[:8].view(2, 4), buffer[8 + gap :].view(3, 4)]
+    joint = _adjacent(weights)
+    assert torch.equal(joint, torch.cat(weights))
+    assert (joint.data_ptr() == buffer.data_ptr()) == (gap == 0)
+    turned = torch.randn(32)  # columns first, so that a row's numbers lie apart
+    apart = [turned[:16].view(4, 4).T, turned[16:].view(4, 4).T]
+    assert torch.equal(_adjacent(apart), torch.cat(apart))
