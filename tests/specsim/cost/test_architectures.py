@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from specsim.cost.batches import BatchTokens
 from specsim.cost.files import read_cost
-from specsim.cost.roofline.architecture import find_architecture, public_shapes
+from specsim.cost.roofline.architecture import find_architecture, public_shapes, published_heads
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import Derating, Hardware, find_hardware, known_hardware
 from specsim.cost.roofline.passes import Operation, Roofline
@@ -44,6 +44,7 @@ def last_layer(name: str) -> Architecture:
     return model.after(model.num_layers - 1)
 
 
+HEADS: tuple[Literal["eagle3", "mtp"], ...] = ("eagle3", "mtp")
 # Billions of parameters, all and active, as names and model cards print them; cards count some of the embeddings.
 PUBLISHED = {
     "deepseek-v3": (671, 37), "kimi-k2": (1040, 32), "glm-5": (744, 40), "minimax-m2.5": (230, 10),
@@ -57,8 +58,33 @@ PUBLISHED = {
     "glm-4.5-air": (106, 12), "glm-4.7-flash": (30, 3), "mimo-v2-flash": (309, 15), "qwen3.5-122b-a10b": (122, 10),
     "qwen3-coder-480b-a35b": (480, 35), "mixtral-8x22b": (141, 39), "seed-oss-36b": (36, 36),
     "longcat-flash": (560, 27),
-    "smollm3-3b": (3.08, 3.08),
+    "smollm3-3b": (3.08, 3.08), "llama-3.2-3b": (3.21, 3.21), "llama-3.1-70b": (70.6, 70.6),
+    "qwen2.5-0.5b": (0.49, 0.49), "qwen2.5-7b": (7.61, 7.61), "qwen2.5-72b": (72.7, 72.7),
+    "qwen3-32b": (32.8, 32.8), "qwen3-30b-a3b": (30.5, 3.3),
+    "mixtral-8x7b": (46.7, 12.9), "gemma-2-9b": (9.24, 9.24), "qwen2.5-32b": (32.8, 32.8), "qwen3-1.7b": (1.72, 1.72),
+    "deepseek-v3.2": (671, 37), "gemma-3-12b": (11.8, 11.8), "mimo-7b": (7.6, 7.6), "glm-5.2": (744, 40),
 }  # fmt: skip
+
+
+def numbers(shape: dict[str, Any]) -> dict[str, int]:
+    """The integers of a configuration and of its parts."""
+    parts = [numbers(part) for part in shape.values() if isinstance(part, dict)]
+    return {key: each for part in (*parts, shape) for key, each in part.items() if type(each) is int}
+
+
+PUBLISHED_SHAPES = {
+    **{name: numbers(shape) for name, shape in public_shapes().items()},
+    **{f"{kind} of {name}": numbers(head) for kind in HEADS for name, head in published_heads(kind).items()},
+}
+# By the end of a key; the first that fits.
+TILES = {
+    "conv_kernel_dim": 1, "per_layer_input": 256, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 8,
+    "_dim": 16, "_rank": 16, "window": 32, "index_topk": 128, "chunk_size": 128,
+}  # fmt: skip
+HEADS_OF_GROUPS = (
+    ("num_key_value_heads", "num_attention_heads"), ("num_global_key_value_heads", "num_attention_heads"),
+    ("linear_num_key_heads", "linear_num_value_heads"),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -68,6 +94,33 @@ def test_a_model_has_as_many_parameters_as_published(name: str) -> None:
     head = model.vocab_size * model.hidden_size  # in or out, by the card
     assert (active_weights(model) - head) / 1e9 <= active * 1.05 + 0.5
     assert (active_weights(model) + head) / 1e9 >= active * 0.95
+
+
+@pytest.mark.parametrize("name", PUBLISHED_SHAPES)
+def test_sizes_fill_tiles_and_heads_are_shared_evenly(name: str) -> None:
+    """Trained models have sizes that matrix units take whole: what a mistyped digit rarely leaves."""
+    shape = PUBLISHED_SHAPES[name]
+    heads = {key: shape[key] for key in shape if key.endswith("heads")}
+    assert all(number % 2 == 0 or number == 1 for number in heads.values())
+    for few, many in HEADS_OF_GROUPS:
+        assert shape.get(many, 0) % shape.get(few, 1) == 0
+    for key, number in shape.items():
+        multiple = next((multiple for ending, multiple in TILES.items() if key.endswith(ending)), 1)
+        assert number % multiple == 0, key
+    for chosen in ("num_experts_per_tok", "top_k_experts"):
+        assert shape.get(chosen, 2) % 2 == 0 or shape[chosen] == 1
+
+
+def test_most_numbers_are_the_defaults_of_the_models_class_in_transformers() -> None:
+    """A class of transformers carries the configuration of a model of its family: 446 numbers and lists agree."""
+    transformers = pytest.importorskip("transformers")
+    agreeing = 0
+    for shape in public_shapes().values():
+        if shape["model_type"] in transformers.CONFIG_MAPPING:
+            defaults = transformers.CONFIG_MAPPING[shape["model_type"]]().to_dict()
+            equal = [key for key in shape if key in defaults and shape[key] == defaults[key]]
+            agreeing += sum(type(shape[key]) in (int, list) for key in equal)
+    assert agreeing >= 446
 
 
 FROM_TRANSFORMERS = (
@@ -252,6 +305,8 @@ def kv(model: str, context: int) -> float:
         # An entry of 512 is key and value: 43 windows of 128; in 21 layers one for 4 tokens, with an index of 132
         # bytes, in 20 one for 128.
         ("deepseek-v4-flash", 43 * 128 * 1024 + 21 * 25_000 * (1024 + 132) + 20 * 781.25 * 1024),
+        # 61 layers, of which the first two and then every second one have an entry for 128 tokens.
+        ("deepseek-v4-pro", 61 * 128 * 1024 + 30 * 25_000 * (1024 + 132) + 31 * 781.25 * 1024),
         # Keys of 192 and values of 128: 9 layers of 4 heads, 39 of 8 with a window of 128.
         ("mimo-v2-flash", 9 * 100_000 * 4 * 320 * 2 + 39 * 128 * 8 * 320 * 2),
         # 60 layers of 4 heads of 128; 57 with an index of 128 numbers.
