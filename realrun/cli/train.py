@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from realrun.cli.options import (
     SMOKE_TEST_HELP,
@@ -53,21 +54,20 @@ class Trainings(PanelGroup):
     """A group that makes its commands on first use, because the trainings import torch."""
 
     @cached_property
-    def trainings(self) -> dict[str, Any]:
-        """Every training's command by name."""
+    def trainings(self) -> TyperGroup:
+        """A group of every training's command."""
         from realrun.train.registry import TRAININGS
 
         app = typer.Typer(rich_markup_mode=None)
         for training in TRAININGS:
             app.command(training.name, cls=PanelCommand)(command_of(training))
-        group = typer.main.get_group(app)
-        return {training.name: group.commands[training.name] for training in TRAININGS}
+        return typer.main.get_group(app)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(self.trainings)
+        return self.trainings.list_commands(ctx)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return self.trainings.get(cmd_name)
+        return self.trainings.get_command(ctx, cmd_name)
 
 
 train = typer.Typer(cls=Trainings, help="Train drafters and predictors.", no_args_is_help=True)
@@ -89,7 +89,7 @@ def command_of(training: Training) -> Callable[..., None]:
             named = {"epochs": "tokens"}  # what decides an option beside itself
             given |= {
                 name: value
-                for name, value in training.printed(given).items()
+                for name, value in training.printed(**given).items()
                 if not typed(ctx, name) and not typed(ctx, named.get(name, name))
             }
         settings = from_options(training.settings, given, smoke_test=smoke_test)
@@ -101,13 +101,13 @@ def command_of(training: Training) -> Callable[..., None]:
                 pair = from_options(DrafterSettings, given).load(machine)
             else:
                 pair = load_alone(given["target"], machine)
-            document = shared.start(training.run, pair.core, settings, out, report)
+            trained = shared.start(training.run, pair.core, settings, out, report)
 
         def show() -> None:
-            print_table(*training.summarise(document))
-            print(f"{training.trains}: {document[training.trains]}")
+            print_table(*trained.summary())
+            print(f"{training.trains}: {trained.path}")
 
-        print_answer(Answer(document, show), json)
+        print_answer(Answer(trained.as_dict(), show), json)
 
     out_help = f"Folder for the {training.trains}; an interrupted run resumes from it."
     out_option = typer.Option("--out", "-o", help=out_help, rich_help_panel=OUTPUT)

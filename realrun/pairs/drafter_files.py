@@ -122,11 +122,6 @@ def describe_target(target: Any, name: str) -> dict[str, Any]:
     }
 
 
-def without_name(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove from the fact "target" the path or name that the target was loaded by."""
-    return {key: value for key, value in described.items() if key != "name"}
-
-
 def save_drafter(folder: Path, kind: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> Path:
     """Write FOLDER/drafter.safetensors, atomically; return its path."""
     assert DRAFTERS[kind].origin == "file" and "target" in facts

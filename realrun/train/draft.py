@@ -8,8 +8,7 @@ target's: they are most of a small model, and already fit.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from textwrap import shorten
 from typing import Any
 
@@ -22,8 +21,17 @@ from realrun.lm.variants import config_of_layers, without_head
 from realrun.pairs.pair import Pair
 from realrun.pairs.whole import save_model
 from realrun.train.common.folder import Tensors
-from realrun.train.common.loop import LossAndParts
-from realrun.train.common.on_text import Method, ModuleJob, TextRun, agreement, kl_nats, predicted, tensors_from_text
+from realrun.train.common.loop import LossAndParts, ParameterGroup
+from realrun.train.common.on_text import (
+    Method,
+    ModuleJob,
+    TextRun,
+    TrainedOnText,
+    agreement,
+    kl_nats,
+    predicted,
+    tensors_from_text,
+)
 from realrun.train.common.trainings import Training
 from specsim.io.errors import InputError
 from specsim.io.settings import Settings, setting
@@ -79,8 +87,8 @@ class DraftModelTraining(ModuleJob):
         self.model.get_input_embeddings().requires_grad_(False)
         self.model.get_output_embeddings().requires_grad_(False)
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return [{"params": list(self._trained().values()), "lr": self.lr}]
+    def parameter_groups(self) -> list[ParameterGroup]:
+        return [ParameterGroup(list(self._trained().values()), self.lr)]
 
     def state(self) -> Tensors:
         return {name: parameter.data for name, parameter in self._trained().items()}
@@ -108,13 +116,13 @@ class DraftModelTraining(ModuleJob):
         }
 
 
-def train_draft_model(pair: Pair, settings: DraftModelSettings, run: TextRun) -> dict[str, Any]:
+def train_draft_model(pair: Pair, settings: DraftModelSettings, run: TextRun) -> TrainedOnText:
     """Train a draft model of the pair's target and write it to `run.out` as a model folder; see `train_on_text`."""
     job = DraftModelTraining(pair.target, settings)
-    method = Method.of("draft-model", asdict(settings), OBJECTIVE)
-    _, facts, history = tensors_from_text(pair, method, lambda: job, run)
-    save_model(job.model.to(run.stored), pair.tokenizer, Path(run.out))
-    return {"drafter": str(run.out), "kind": "model", **facts, "history": history}
+    method = Method("draft-model", settings, OBJECTIVE, kind="model")
+    trained = tensors_from_text(pair, method, lambda: job, run)
+    save_model(job.model.to(run.stored), pair.tokenizer, run.out)
+    return replace(trained, path=run.out)
 
 
 DRAFT_MODEL = Training(

@@ -17,7 +17,7 @@ Rows after which the target prefers a token outside the draft vocabulary do not 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ from realrun.train.common.on_text import (
     Method,
     ModuleJob,
     TextRun,
+    TrainedOnText,
     agreement,
     kl_nats,
     mean_over,
@@ -154,11 +155,11 @@ def feature_pass(eagle: Eagle, target: Any, tokens: torch.Tensor, features: torc
     return layer_pass(target, eagle.layers[0], x, torch.arange(count, device=x.device), seen)
 
 
-def train_eagle(pair: Pair, settings: EagleSettings, run: TextRun) -> dict[str, Any]:
+def train_eagle(pair: Pair, settings: EagleSettings, run: TextRun) -> TrainedOnText:
     """Train a drafter of the pair's target; see `train_on_text`."""
     EagleKind.check_target(pair.target)
     job = EagleTraining(pair.target, settings, run.loop.seed)
-    return train_on_text(pair, Method.of("eagle", asdict(job.settings), EAGLE_OBJECTIVE), lambda: job, run)
+    return train_on_text(pair, Method("eagle", job.settings, EAGLE_OBJECTIVE), lambda: job, run)
 
 
 EAGLE = Training(
@@ -279,13 +280,23 @@ def unrolled(
         yield hidden
 
 
-def train_eagle3(pair: Pair, settings: Eagle3Settings, run: TextRun) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Eagle3Method(Method):
+    """EAGLE-3, whose file also has the configuration of its layer."""
+
+    layer: Eagle3 = field(kw_only=True)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**super().as_dict(), "config": self.layer.config_json}
+
+
+def train_eagle3(pair: Pair, settings: Eagle3Settings, run: TextRun) -> TrainedOnText:
     """Train a drafter of the pair's target; see `train_on_text`."""
     Eagle3Kind.check_target(pair.target)
     job = Eagle3Training(pair.target, settings, run.loop.seed)
-    method = Method.of("eagle3", asdict(job.settings), EAGLE3_OBJECTIVE)
-    method = replace(method, facts={**method.facts, "config": job.module.config_json})
-    return train_on_text(pair, method, lambda: job, run)
+    return train_on_text(
+        pair, Eagle3Method("eagle3", job.settings, EAGLE3_OBJECTIVE, layer=job.module), lambda: job, run
+    )
 
 
 EAGLE3 = Training(

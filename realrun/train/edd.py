@@ -10,7 +10,7 @@ states at all (VDM).
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -34,6 +34,7 @@ from realrun.train.common.on_text import (
     Method,
     ModuleJob,
     TextRun,
+    TrainedOnText,
     cross_entropy_nats,
     kl_nats,
     mean_over,
@@ -44,7 +45,7 @@ from specsim.io.errors import InputError
 from specsim.io.settings import Settings, setting
 
 # Appendix B, "during the training of the draft model"; no window is printed.
-PRINTED: dict[str, Any] = {"lr": 1e-4, "batch": 8, "epochs": 1.0, "shortest_block": 5, "longest_block": 10}
+PRINTED = {"lr": 1e-4, "batch": 8, "epochs": 1.0, "shortest_block": 5, "longest_block": 10}
 OBJECTIVES = {"kl": "KL(target || drafter) at every token", "text": "cross-entropy with the text's next token"}
 PLACES = 5  # places of a draft whose agreement is reported
 
@@ -209,12 +210,12 @@ def dual_block_mask(count: int, block: int) -> torch.Tensor:
     return torch.cat([torch.cat([own, torch.zeros_like(own)], dim=1), torch.cat([states, tokens], dim=1)])
 
 
-def train_edd(pair: Pair, settings: EddSettings, run: TextRun) -> dict[str, Any]:
+def train_edd(pair: Pair, settings: EddSettings, run: TextRun) -> TrainedOnText:
     """Train a decoder of the pair's target, of kind "vdm" if it reads no states; see `train_on_text`."""
     EDDKind.check_target(pair.target)
     job = DecoderTraining(pair.target, settings, run.loop.seed)
     kind, resolved = "edd" if job.split else "vdm", replace(settings, states_after=job.split)
-    return train_on_text(pair, Method.of(kind, asdict(resolved), OBJECTIVES[settings.loss]), lambda: job, run)
+    return train_on_text(pair, Method(kind, resolved, OBJECTIVES[settings.loss]), lambda: job, run)
 
 
 EDD = Training(
@@ -228,7 +229,7 @@ EDD = Training(
 
     Example: realrun train edd --out edd --tokens 2
     """,
-    printed=lambda _: PRINTED,
+    printed=lambda **_: PRINTED,
 )
 VDM = Training(
     "vdm",
@@ -243,5 +244,5 @@ VDM = Training(
 
     Example: realrun train vdm --out vdm --tokens 2
     """,
-    printed=lambda _: {name: PRINTED[name] for name in ("lr", "batch", "epochs")},
+    printed=lambda **_: {name: PRINTED[name] for name in ("lr", "batch", "epochs")},
 )

@@ -7,7 +7,7 @@ first N layers and the exit's, not the target's other layers. The paper's ablati
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from realrun.train.common.on_text import (
     Method,
     ModuleJob,
     TextRun,
+    TrainedOnText,
     agreement,
     cross_entropy_nats,
     predicted,
@@ -65,11 +66,11 @@ class EarlyExitTraining(ModuleJob):
         }
 
 
-def train_eesd(pair: Pair, settings: EesdSettings, run: TextRun) -> dict[str, Any]:
+def train_eesd(pair: Pair, settings: EesdSettings, run: TextRun) -> TrainedOnText:
     """Train an early exit of the pair's target; see `train_on_text`."""
     EESDKind.check_target(pair.target)
     job = EarlyExitTraining(pair.target, settings)
-    return train_on_text(pair, Method.of("eesd", asdict(settings), OBJECTIVE), lambda: job, run)
+    return train_on_text(pair, Method("eesd", settings, OBJECTIVE), lambda: job, run)
 
 
 EESD = Training(
@@ -84,5 +85,5 @@ EESD = Training(
 
     Example: realrun train eesd --out exit2 --layers 2 --tokens 2
     """,
-    printed=lambda _: PRINTED,
+    printed=lambda **_: PRINTED,
 )

@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,13 +37,14 @@ from realrun.lm.variants import without_head
 from realrun.pairs.drafter_files import describe_target, load_drafter, training_recipe, weights_digest
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors, refuse_another
-from realrun.train.common.loop import LossAndParts, Tokens
+from realrun.train.common.loop import LossAndParts, ParameterGroup, Tokens
 from realrun.train.common.lora import Adapter, AdapterSettings, check_adaptable
 from realrun.train.common.on_text import (
     OWN_OR_TARGETS_HEAD,
     Method,
     ModuleJob,
     TextRun,
+    TrainedOnText,
     TunedTargetJob,
     agreement,
     cross_entropy_nats,
@@ -126,10 +127,10 @@ def head_losses(
     ]
 
 
-def train_medusa(pair: Pair, settings: MedusaSettings, run: TextRun) -> dict[str, Any]:
+def train_medusa(pair: Pair, settings: MedusaSettings, run: TextRun) -> TrainedOnText:
     """Train heads on the pair's target; see `train_on_text`."""
     job = HeadsTraining(pair.target, settings)
-    method = Method.of("medusa-1", asdict(settings), OBJECTIVE, kind="medusa", ahead=settings.heads)
+    method = Method("medusa-1", settings, OBJECTIVE, "medusa", settings.heads)
     return train_on_text(pair, method, lambda: job, run)
 
 
@@ -173,33 +174,20 @@ def train_medusa2(
     heads: MedusaHeads,
     settings: Medusa2Settings,
     run: TextRun,
-    first_stage: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+    first_stage: Path | None = None,
+) -> TrainedOnText:
     """Train heads and the target's adapter jointly, starting from these heads; see `train_on_text`.
 
     pair : only its target and tokenizer are used; the target is restored afterwards
     heads : heads of MEDUSA-1, or fresh heads with a sine schedule; a copy of them is trained
     run : text, loop and folder. The held-out figures are those of the drafter rounded to `run.stored`
-    first_stage : how the heads were trained, for the file; None for fresh heads
-
-    Returns what `train_on_text` returns.
+    first_stage : folder of the heads, if they were trained
 
     Raises InputError if peft is missing, the target cannot be adapted, or `train_on_text` raises it.
     """
     check_adaptable(pair.target, settings.adapter)
-    recipe = asdict(settings)
-    method = Method(
-        "medusa",
-        plan={"drafter": "medusa-2", "start": weights_digest(heads), "stored": run.stored_name, **recipe},
-        facts={
-            "heads": len(heads),
-            "adapter": {"rank": settings.adapter.rank, "alpha": settings.adapter.alpha},
-            "method": "medusa-2",
-            "settings": recipe,
-            "first_stage": first_stage,
-        },
-        objective=OBJECTIVES[settings.loss],
-        ahead=len(heads),
+    method = Medusa2Method(
+        "medusa-2", settings, OBJECTIVES[settings.loss], "medusa", len(heads), heads=heads, first_stage=first_stage
     )
     return train_on_text(
         pair,
@@ -207,6 +195,27 @@ def train_medusa2(
         lambda: JointTraining(pair.target, heads, settings, run.loop.steps, run.loop.seed, run.stored),
         run,
     )
+
+
+@dataclass(frozen=True)
+class Medusa2Method(Method):
+    """MEDUSA-2 from these heads. first_stage : their folder, if they were trained"""
+
+    settings: Medusa2Settings
+    heads: MedusaHeads = field(kw_only=True)
+    first_stage: Path | None = field(kw_only=True)
+
+    def plan_as_dict(self, run: TextRun) -> dict[str, Any]:
+        return {"start": weights_digest(self.heads), "stored": run.stored_name, **asdict(self.settings)}
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "heads": len(self.heads),
+            "adapter": self.settings.adapter.size_as_dict(),
+            "method": self.name,
+            "settings": asdict(self.settings),
+            "first_stage": None if self.first_stage is None else training_recipe(self.first_stage),
+        }
 
 
 class JointTraining(TunedTargetJob):
@@ -236,12 +245,12 @@ class JointTraining(TunedTargetJob):
         self.heads.requires_grad_(True)
         self.adapter = Adapter(target, settings.adapter, seed)
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         assert self.settings.backbone_lr is not None
         lr = self.settings.backbone_lr
         return [
-            {"params": list(self.adapter.tensors().values()), "lr": lr},
-            {"params": list(self.heads.parameters()), "lr": lr * self.settings.heads_lr_factor},
+            ParameterGroup(list(self.adapter.tensors().values()), lr),
+            ParameterGroup(list(self.heads.parameters()), lr * self.settings.heads_lr_factor),
         ]
 
     def loss(self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None) -> LossAndParts:
@@ -380,7 +389,7 @@ class MedusaCommand(MedusaSettings):
         )
 
 
-def train_either(pair: Pair, settings: MedusaCommand, run: TextRun) -> dict[str, Any]:
+def train_either(pair: Pair, settings: MedusaCommand, run: TextRun) -> TrainedOnText:
     """Train MEDUSA-1, or MEDUSA-2: in two stages, in a single stage, or direct."""
     if not settings.joint:
         return train_medusa(pair, settings.first, run)
@@ -401,19 +410,18 @@ def train_either(pair: Pair, settings: MedusaCommand, run: TextRun) -> dict[str,
         tuned, start = load_drafter(folder, pair.target)
         if not isinstance(start, MedusaKind) or tuned is not pair.target:
             raise InputError(f"{folder} holds no MEDUSA-1 drafter; train it with `realrun train medusa`")
-        heads, first_stage = start.heads, training_recipe(folder)
+        heads, first_stage = start.heads, folder
     return train_medusa2(pair, heads, settings.second, replace(run, loop=loop), first_stage)
 
 
-def printed(given: Mapping[str, Any]) -> dict[str, Any]:
+def printed(joint: bool, backbone_loss: Loss, **_: Any) -> dict[str, float]:
     """Give the options that the paper prints: 4.1.1 for heads and for MEDUSA-2 on a text, 4.2.1 on the target's own."""
-    of_all = {"heads": 5, "decay": 0.8, "lr": 2e-3}
-    adapter = {"rank": 32} if given.get("joint") else {}
-    if given.get("joint") and given.get("backbone_loss") == "distill":
+    heads = {"heads": 5, "decay": 0.8, "lr": 2e-3}
+    if joint and backbone_loss == "distill":
         own = {"lambda_0": 0.01, "backbone_lr": 1e-4, "warmup": 20, "batch": 128, "window": 2048}
-        return of_all | adapter | own
-    joint = {"lambda_0": 0.2, "backbone_lr": 5e-4} if given.get("joint") else {}
-    return of_all | adapter | joint | {"warmup": 40, "batch": 64, "window": 4096, "epochs": 2.0}
+        return {**heads, "rank": 32, **own}
+    tuned = {"rank": 32, "lambda_0": 0.2, "backbone_lr": 5e-4} if joint else {}
+    return {**heads, **tuned, "warmup": 40, "batch": 64, "window": 4096, "epochs": 2.0}
 
 
 MEDUSA = Training(

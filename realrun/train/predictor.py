@@ -11,7 +11,7 @@ which does not change its value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,7 +38,8 @@ from realrun.train.common.folder import (
     save_checkpoint,
     save_tensors,
 )
-from realrun.train.common.trainings import PromptOptions, Summary, Training, num_prompts_setting, sampler_at
+from realrun.train.common.on_text import Summary
+from realrun.train.common.trainings import PromptOptions, Training, num_prompts_setting, sampler_at
 from specsim.acceptance.formulas import reliability
 from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
@@ -291,13 +292,13 @@ class Trainer:
             total += float(loss)
         return total / len(indices)
 
-    def folded(self, facts: Mapping[str, Any]) -> Predictor:
-        """Fold the predictor of the best epoch, in float64."""
+    def folded(self) -> Predictor:
+        """Fold the predictor of the best epoch, in float64, without facts."""
         model = FactorisedPredictor(*self.model.matrices.shape[:1], *self.model.matrices.shape[:0:-1])
         model.load_state_dict(self.best)
         with torch.no_grad():
             target_weight, draft_weight, bias = model.double().fold()
-        return Predictor(target_weight, draft_weight, bias, dict(facts))
+        return Predictor(target_weight, draft_weight, bias, {})
 
     def _weights(self) -> Tensors:
         return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
@@ -352,9 +353,30 @@ def compare(samples: Samples, predictor: Predictor, part: str = "held out") -> d
     }
 
 
+@dataclass(frozen=True)
+class TrainedPredictor:
+    """A predictor that was written to `path`, and the losses of every epoch."""
+
+    path: Path
+    predictor: Predictor
+    history: Sequence[dict[str, float]]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**self.predictor.facts, "predictor": str(self.path), "history": self.history}
+
+    def summary(self) -> Summary:
+        facts = self.predictor.facts
+        rows = [
+            [name, *("-" if values[key] is None else f"{values[key]:.4f}" for key in ("log_loss_nats", "ece", "auc"))]
+            for name, values in facts["held_out"].items()
+        ]
+        title = f"held-out sequences; {facts['samples']} samples, epoch {facts['best_epoch']} of {facts['epochs']}"
+        return Summary(title, ["", "log-loss, nats", "calibration error", "area under ROC"], rows)
+
+
 def train_predictor(
     pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings, out: Path, progress: Progress
-) -> dict[str, Any]:
+) -> TrainedPredictor:
     """Collect samples, train on them, and write OUT/predictor.safetensors.
 
     pair : target and drafter that the predictor is for
@@ -362,8 +384,6 @@ def train_predictor(
     out : folder of the predictor. A killed run with the same settings is continued. OUT/collected may be deleted at the
         end
     progress : called with (stage, done, total)
-
-    Returns facts, held-out quality and the loss curve, JSON-able
 
     Raises InputError if the folder has other settings, or there are too few prompts to hold some out.
 
@@ -374,10 +394,19 @@ def train_predictor(
     settings = replace(
         settings, max_draft_tokens=min(settings.max_draft_tokens, pair.drafter.max_depth or settings.max_draft_tokens)
     )
-    claim(out, _plan(pair, prompts, settings))
+    plan = {
+        "weights": pair.fingerprint,
+        "drafter_kind": pair.drafter.name,
+        "dtype": pair.number_type,
+        "device": pair.device.type,
+        "prompts": prompt_digest(prompts),
+        **asdict(settings),
+    }
+    claim(out, plan)
     samples = joined(collect_all(pair, prompts, settings, out / COLLECTED, progress))
     trainer = Trainer(samples, settings, out / CHECKPOINT, pair.device)
     trainer.run(progress)
+    predictor = trainer.folded()
     facts = {
         "fingerprint": pair.fingerprint,
         "target": pair.target_name,
@@ -390,30 +419,11 @@ def train_predictor(
         "epochs": len(trainer.history),
         "best_epoch": 1 + int(np.argmin([row["validation_nats"] for row in trainer.history])),
         "provenance": provenance(pair.device, pair.number_type),
+        "held_out": compare(samples, predictor),
     }
-    facts["held_out"] = compare(samples, trainer.folded(facts))
-    save_predictor(trainer.folded(facts), out / FILE)
-    return {**facts, "predictor": str(out / FILE), "history": trainer.history}
-
-
-def _plan(pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings) -> dict[str, Any]:
-    return {
-        "weights": pair.fingerprint,
-        "drafter_kind": pair.drafter.name,
-        "dtype": pair.number_type,
-        "device": pair.device.type,
-        "prompts": prompt_digest(prompts),
-        **asdict(settings),
-    }
-
-
-def _summary(document: Mapping[str, Any]) -> Summary:
-    rows = [
-        [name, *("-" if values[key] is None else f"{values[key]:.4f}" for key in ("log_loss_nats", "ece", "auc"))]
-        for name, values in document["held_out"].items()
-    ]
-    title = f"held-out sequences; {document['samples']} samples, epoch {document['best_epoch']} of {document['epochs']}"
-    return Summary(title, ["", "log-loss, nats", "calibration error", "area under ROC"], rows)
+    predictor = replace(predictor, facts=facts)
+    save_predictor(predictor, out / FILE)
+    return TrainedPredictor(out / FILE, predictor, trainer.history)
 
 
 @dataclass(frozen=True)
@@ -435,7 +445,6 @@ PREDICTOR = Training(
     Example: realrun train predictor --out predictor --prompts train.jsonl
     """,
     shared=PredictorPrompts,
-    summarise=_summary,
     trains="predictor",
     beside_draft=True,
     smoke_test=False,

@@ -17,9 +17,8 @@ killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -38,14 +37,15 @@ from realrun.measure.curve import along_contexts
 from realrun.measure.rounds import ScriptedVerifier, scripted_round
 from realrun.measure.stream import Stream
 from realrun.measure.sweeps import AUTOREGRESSIVE_BURST
-from realrun.pairs.drafter_files import describe_target, save_drafter, without_name
+from realrun.pairs.drafter_files import describe_target, save_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest
 from realrun.proposals.recorder import RecordRequest
 from realrun.proposals.target_cache import target_cache_columns
 from realrun.provenance import provenance
-from realrun.train.common.trainings import PromptOptions, Summary, Training, sampler_at
-from specsim.cost.profile import ProfileCost, profile_from_json
+from realrun.train.common.on_text import Summary
+from realrun.train.common.trainings import PromptOptions, Training, sampler_at
+from specsim.cost.profile import ProfileCost, ProfileSeconds, profile_from_json
 from specsim.io.errors import InputError
 from specsim.io.files import write_json
 from specsim.io.progress import Progress
@@ -64,7 +64,6 @@ if TYPE_CHECKING:
 
 
 JOURNAL, REPORT = "search.jsonl", "search.json"
-Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -87,17 +86,90 @@ class SelfSDSettings(Settings):
         return sampler_at(self.temperature, self.seed)
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A set that was tried, and what it is worth at the best draft length k."""
+
+    skips: SkippedSublayers
+    k: int
+    first_token_accepted_share: float
+    predicted_speedup: float
+    tokens_per_s: float | None = None
+
+    @property
+    def value(self) -> float:
+        """What the search maximises."""
+        return self.predicted_speedup if self.tokens_per_s is None else self.tokens_per_s
+
+    @classmethod
+    def from_json(cls, trial: dict[str, Any]) -> Trial:
+        """Read what `as_dict` made."""
+        skips = SkippedSublayers(frozenset(trial["attention"]), frozenset(trial["mlp"]))
+        figures = trial["k"], trial["first_token_accepted_share"], trial["predicted_speedup"]
+        return cls(skips, *figures, trial.get("tokens_per_s"))
+
+    def as_dict(self) -> dict[str, Any]:
+        measured = {} if self.tokens_per_s is None else {"tokens_per_s": self.tokens_per_s}
+        return {
+            **self.skips.in_order,
+            "k": self.k,
+            "first_token_accepted_share": self.first_token_accepted_share,
+            "predicted_speedup": self.predicted_speedup,
+            **measured,
+            "value": self.value,
+        }
+
+
+@dataclass(frozen=True)
+class SearchCosts:
+    """Mean costs at the smallest and the largest context, in cached tokens.
+
+    draft_step : seconds [2, 2, D, C] of the d-th draft step of a round; first index: whether all attention is skipped,
+        second: all MLPs
+    rounds : all other costs, as in a cost profile
+    """
+
+    contexts: list[int]
+    draft_step: list[list[list[list[float]]]]
+    rounds: ProfileSeconds
+
+
+@dataclass(frozen=True)
+class SelfSdSearch:
+    """A finished search: its best set, and what the drafter's file at `path` says of it."""
+
+    path: Path
+    trials: Sequence[Trial]
+    best: Trial
+    file_document: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        trials = [trial.as_dict() for trial in self.trials]
+        return {**self.file_document, "best": self.best.as_dict(), "trials": trials, "drafter": str(self.path)}
+
+    def summary(self) -> Summary:
+        best, labels = self.best, {"attention": "attention skipped in layers", "mlp": "MLP skipped in layers"}
+        skipped = [
+            [labels[part], ", ".join(map(str, layers)) or "none"] for part, layers in best.skips.in_order.items()
+        ]
+        rows = [
+            *skipped,
+            ["best draft length", str(best.k)],
+            ["first draft token accepted", f"{best.first_token_accepted_share:.3f}"],
+            ["predicted speedup", f"{best.predicted_speedup:.2f}"],
+        ]
+        return Summary(f"best of {len(self.trials)} sets, on calibration text", ["", ""], rows)
+
+
 def train_self_sd(
     pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings, out: Path, progress: Progress
-) -> dict[str, Any]:
+) -> SelfSdSearch:
     """Search the sublayers to skip, and write OUT/drafter.safetensors and OUT/search.json.
 
     pair : only its target and tokenizer are used
     prompts : prompts that the target continues for calibration
     out : folder of the drafter. A killed run with the same settings is continued; it may have more trials
     progress : called with (stage, done, total)
-
-    Returns the contents of OUT/search.json.
 
     Raises InputError if the folder holds another search, prompts are missing or too long, or no sublayer can be
     skipped.
@@ -109,49 +181,44 @@ def train_self_sd(
     pair = replace(pair, drafter=SelfSDKind(), predictor=None)
     choices = sublayers(len(pair.target.model.layers), settings.keep_ends)
     _check_lengths(pair, prompts, settings)
-    plan = _plan(pair, prompts, settings)
+    plan = _plan_document(pair, prompts, settings)
     with open_study(out / JOURNAL, "self-sd", "maximize") as study:
         instead = "give another folder, or delete it to search anew"
         refuse_other(f"{out} holds another search,", _kept(study, "plan", lambda: plan), plan, instead)
         texts = _calibration(pair, prompts, settings, study, progress)
         contexts = (min(len(p) for p, _ in texts) - 1, max(len(p) + len(o) for p, o in texts) - 2)
         how = (settings.max_draft_tokens, settings.cost_repeats, settings.sampler, settings.seed)
-        costs = _kept(study, "costs", partial(measure_costs, pair, contexts, *how, progress))
-        search = Search(pair, texts, settings, costs)
+        costs = _kept(study, "costs", lambda: asdict(measure_costs(pair, contexts, *how, progress)))
+        search = Search(pair, texts, settings, SearchCosts(**costs))
         trials = _search(search, choices, settings, study, progress)
-    best = max(trials, key=lambda trial: trial["value"])  # the first of equals
-    facts = _facts(search, best, prompts)
-    path = save_drafter(out, "self-sd", {}, facts)
-    document = {**facts, "best": best, "trials": trials, "drafter": str(path)}
-    write_json({**document, "drafter": path.name}, out / REPORT)
-    return document
+    best = max(trials, key=lambda trial: trial.value)  # the first of equals
+    document = _file_document(search, best, prompts)
+    found = SelfSdSearch(save_drafter(out, "self-sd", {}, document), trials, best, document)
+    write_json({**found.as_dict(), "drafter": found.path.name}, out / REPORT)
+    return found
 
 
 class Search:
     """Evaluates candidates on calibration texts (prompt, output) with measured costs."""
 
-    def __init__(self, pair: Pair, texts: Sequence[tuple[list[int], list[int]]], settings: SelfSDSettings, costs: Line):
+    def __init__(
+        self, pair: Pair, texts: Sequence[tuple[list[int], list[int]]], settings: SelfSDSettings, costs: SearchCosts
+    ):
         self.pair, self.texts, self.settings = pair, texts, settings
-        self.steps_s = np.array(costs["draft_step"])  # [2, 2, D, C], see `measure_costs`
-        seconds = {**costs["rounds"], "draft_step": costs["draft_step"][0][0]}
-        self.profile = profile_from_json({"contexts": costs["contexts"], "median_s": seconds}, JOURNAL)
+        self.steps_s = np.array(costs.draft_step)
+        seconds = {**costs.rounds, "draft_step": costs.draft_step[0][0]}
+        self.profile = profile_from_json({"contexts": costs.contexts, "median_s": seconds}, JOURNAL)
         self.split = SplitTarget(pair.target, 0)
         self.layers = len(pair.target.model.layers)
 
-    def try_out(self, skips: SkippedSublayers, really: bool = True) -> Line:
+    def try_out(self, skips: SkippedSublayers, really: bool = True) -> Trial:
         """Evaluate a candidate: the set, the best K and its value; really : decode if the objective is "measured"."""
         trace, cost, depth = self.record(skips), self.cost(skips), self.settings.max_draft_tokens
         tried = evaluate_many(FixedK, [{"k": k} for k in range(1, depth + 1)], PricedTrace(trace, cost), jobs=1)
         k = 1 + int(np.argmin(tried.seconds))
-        trial = {
-            **skips.in_order,
-            "k": k,
-            "first_token_accepted_share": float((trace.match_len > 0).mean()),
-            "predicted_speedup": float(tried.baseline_s / tried.seconds[k - 1]),
-        }
-        if really and self.settings.objective == "measured":
-            trial["tokens_per_s"] = self.tokens_per_s(skips, k)
-        return {**trial, "value": trial.get("tokens_per_s", trial["predicted_speedup"])}
+        speedup, accepted = float(tried.baseline_s / tried.seconds[k - 1]), float((trace.match_len > 0).mean())
+        measured = really and self.settings.objective == "measured"
+        return Trial(skips, k, accepted, speedup, self.tokens_per_s(skips, k) if measured else None)
 
     def record(self, skips: SkippedSublayers) -> Trace:
         """Record the dense trace of this candidate."""
@@ -185,7 +252,7 @@ class Search:
             step_s = (1 - share) * step_s[0] + share * step_s[1]
         return replace(self.profile, draft_step_s=step_s)
 
-    def cost_facts(self, skips: SkippedSublayers) -> Line:
+    def mean_costs(self, skips: SkippedSublayers) -> dict[str, float]:
         """Compute mean costs in seconds; a sublayer's are those when nothing else is skipped."""
         ((full, no_mlp), (no_attention, neither)) = self.steps_s.mean(axis=(2, 3)).tolist()
         others = ("autoregressive_s", "verify_s", "round_overhead_s")
@@ -201,13 +268,13 @@ class Search:
     def warnings(self) -> list[str]:
         """List signs that the measured costs are wrong, a sentence each."""
         warnings = []
-        facts, nothing = self.cost_facts(NOTHING), self.try_out(NOTHING, really=False)["predicted_speedup"]
+        costs, nothing = self.mean_costs(NOTHING), self.try_out(NOTHING, really=False).predicted_speedup
         if nothing > 1:  # each of its draft steps is an autoregressive step, and verification comes on top
             warnings.append(
                 f"with nothing skipped the measured costs predict a speedup of {nothing:.2f}; at most 1 is possible; "
                 "other work disturbed them: search again in a new folder on a quieter machine"
             )
-        if min(facts["attention_s"], facts["mlp_s"]) <= 0:
+        if min(costs["attention_s"], costs["mlp_s"]) <= 0:
             warnings.append(
                 "skipping all sublayers of a kind made measured draft steps slower; other work disturbed them: search "
                 "again in a new folder on a quieter machine"
@@ -226,26 +293,27 @@ class Search:
         return sum(len(run.tokens) for run in runs) / sum(run.seconds for run in runs)
 
 
-def _facts(search: Search, best: Line, prompts: Sequence[Prompt]) -> Line:
+def _file_document(search: Search, best: Trial, prompts: Sequence[Prompt]) -> dict[str, Any]:
     pair, settings = search.pair, search.settings
-    skips = SkippedSublayers(frozenset(best["attention"]), frozenset(best["mlp"]))
-    prediction = predict_policy(
-        PricedTrace(search.record(skips), search.cost(skips)), FixedK(best["k"]), seed=settings.seed
-    )
+    priced = PricedTrace(search.record(best.skips), search.cost(best.skips))
+    prediction = predict_policy(priced, FixedK(best.k), seed=settings.seed)
     return {
         "target": describe_target(pair.target, pair.target_name),
-        **{key: best[key] for key in ("attention", "mlp", "k", "first_token_accepted_share", "predicted_speedup")},
+        **best.skips.in_order,
+        "k": best.k,
+        "first_token_accepted_share": best.first_token_accepted_share,
+        "predicted_speedup": best.predicted_speedup,
         "prediction": prediction.as_dict(),
         "settings": asdict(settings),
         "prompts": prompt_digest(prompts),
         "calibration": {"sequences": len(prompts), "output_tokens": sum(len(output) for _, output in search.texts)},
-        "costs": search.cost_facts(skips),
+        "costs": search.mean_costs(best.skips),
         "warnings": search.warnings(),
         "provenance": provenance(pair.device, pair.number_type),
     }
 
 
-def _kept(study: Study, name: str, find: Callable[[], Line]) -> Line:
+def _kept(study: Study, name: str, find: Callable[[], Any]) -> Any:
     if name not in study.user_attrs:
         study.set_user_attr(name, find())
     return study.user_attrs[name]
@@ -253,12 +321,12 @@ def _kept(study: Study, name: str, find: Callable[[], Line]) -> Line:
 
 def _search(
     search: Search, choices: Sequence[Sublayer], settings: SelfSDSettings, study: Study, progress: Progress
-) -> list[Line]:
-    trials = [trial.user_attrs for trial in study.get_trials()[: settings.trials]]
+) -> list[Trial]:
+    trials = [Trial.from_json(trial.user_attrs) for trial in study.get_trials()[: settings.trials]]
     progress("search", len(trials), settings.trials)
     while len(trials) < settings.trials:
         skips = suggest(choices, trials, settings.seed)
-        known = (trial for trial in trials if trial.items() >= skips.in_order.items())
+        known = (trial for trial in trials if trial.skips == skips)
         trial = next(known, None) or search.try_out(skips)
         study.add_trial(stored(choices, trial))
         trials.append(trial)
@@ -272,12 +340,11 @@ def _calibration(
     decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, settings.sampler)
     texts = []
     for sequence, prompt in enumerate(prompts):
-
-        def find(prompt: Prompt = prompt, sequence: int = sequence) -> Line:
+        name = f"calibration {sequence}"
+        if name not in study.user_attrs:
             decoded = decoder.decode(prompt.tokens, settings.max_new_tokens, None, sequence=sequence)
-            return {"output": decoded.tokens}
-
-        texts.append((prompt.tokens, _kept(study, f"calibration {sequence}", find)["output"]))
+            study.set_user_attr(name, {"output": decoded.tokens})
+        texts.append((prompt.tokens, study.user_attrs[name]["output"]))
         progress("decode", sequence + 1, len(prompts))
     return texts
 
@@ -293,11 +360,13 @@ def _check_lengths(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettin
         )
 
 
-def _plan(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings) -> Line:
+def _plan_document(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings) -> dict[str, Any]:
     """Collect everything that determines a trial; the number of trials is left out because it may grow."""
+    target = describe_target(pair.target, "")
+    del target["name"]  # its weights identify it
     return {
         "search": "self-sd",
-        "target": without_name(describe_target(pair.target, pair.target_name)),
+        "target": target,
         "dtype": pair.number_type,
         "device": pair.device.type,
         "eos_token_ids": list(pair.eos_token_ids),
@@ -305,15 +374,6 @@ def _plan(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings) -> Li
         **{name: value for name, value in asdict(settings).items() if name != "trials"},
         "libraries": {"optuna": version("optuna")},
     }
-
-
-def _summary(document: Mapping[str, Any]) -> Summary:
-    names = {"attention": "attention skipped in layers", "mlp": "MLP skipped in layers"}
-    rows = [[label, ", ".join(map(str, document[name])) or "none"] for name, label in names.items()]
-    rows.append(["best draft length", str(document["k"])])
-    rows.append(["first draft token accepted", f"{document['first_token_accepted_share']:.3f}"])
-    rows.append(["predicted speedup", f"{document['predicted_speedup']:.2f}"])
-    return Summary(f"best of {len(document['trials'])} sets, on calibration text", ["", ""], rows)
 
 
 SELF_SD = Training(
@@ -327,7 +387,6 @@ SELF_SD = Training(
     Example: realrun train self-sd --out skips --trials 200
     """,
     shared=PromptOptions,
-    summarise=_summary,
 )
 
 
@@ -337,12 +396,8 @@ WARMUP_ROUNDS = 3
 @torch.inference_mode()
 def measure_costs(
     pair: Pair, contexts: tuple[int, int], depth: int, repeats: int, sampler: Sampler, seed: int, progress: Progress
-) -> Line:
-    """Measure mean costs, as in a profile, at the smallest and the largest context, in cached tokens.
-
-    draft_step : seconds [2, 2, D, C] of the d-th draft step of a round; first index: whether all attention
-        is skipped, second: all MLPs; rounds : all other costs, as in a cost profile
-    """
+) -> SearchCosts:
+    """Measure mean costs, as in a profile, at the smallest and the largest context, in cached tokens."""
     target, drafter = pair.make_drafter(())
     assert isinstance(drafter, DraftModel) and isinstance(drafter.lm, SkippingLM)
     decoder = Decoder(target, drafter, (), sampler, ScriptedVerifier())
@@ -376,11 +431,8 @@ def measure_costs(
         [along_contexts(stream.points["draft", place], measured).tolist() for place in range(1, depth + 1)]
         for stream in streams
     ]
-    return {
-        "contexts": [contexts[0], measured[1]],
-        "draft_step": [steps[:2], steps[2:]],
-        "rounds": streams[3].tables(measured, depth, [], masks=False)["mean_s"],
-    }
+    rounds = streams[3].tables(measured, depth, [], masks=False)["mean_s"]
+    return SearchCosts([contexts[0], measured[1]], [steps[:2], steps[2:]], rounds)
 
 
 ATTEMPTS = 20  # at a set that was not tried before
@@ -408,14 +460,14 @@ def sublayers(layers: int, keep_ends: int) -> list[Sublayer]:
     return [Sublayer(part, layer) for part in ("attention", "mlp") for layer in free]
 
 
-def suggest(choices: Sequence[Sublayer], trials: Sequence[Mapping[str, Any]], seed: int) -> SkippedSublayers:
-    """Suggest the next set, after trials with "attention", "mlp" and a "value" to maximise.
+def suggest(choices: Sequence[Sublayer], trials: Sequence[Trial], seed: int) -> SkippedSublayers:
+    """Suggest the next set, after trials whose value is to maximise.
 
     The first sets are the attention, the MLPs, and both, of every other layer; the estimator suggests the others. If it
     repeats a tried set, it is asked again, and after ATTEMPTS times sublayers of the set are changed at random until it
     is new. The empty set is never suggested. A set is repeated only after all sets have been tried.
     """
-    tried = {NOTHING, *(SkippedSublayers(frozenset(t["attention"]), frozenset(t["mlp"])) for t in trials)}
+    tried = {NOTHING, *(trial.skips for trial in trials)}
     for skips in _probes(choices):
         if skips not in tried:
             return skips
@@ -437,13 +489,13 @@ def suggest(choices: Sequence[Sublayer], trials: Sequence[Mapping[str, Any]], se
     return skips
 
 
-def stored(choices: Sequence[Sublayer], trial: Mapping[str, Any]) -> optuna.trial.FrozenTrial:
+def stored(choices: Sequence[Sublayer], trial: Trial) -> optuna.trial.FrozenTrial:
     """Return a trial as Optuna stores it, whole in its attributes."""
     import optuna
 
-    params = {choice.key: int(choice.layer in trial[choice.part]) for choice in choices}
+    params = {choice.key: int(choice.layer in getattr(trial.skips, choice.part)) for choice in choices}
     return optuna.trial.create_trial(
-        params=params, distributions=_distributions(choices), value=trial["value"], user_attrs=dict(trial)
+        params=params, distributions=_distributions(choices), value=trial.value, user_attrs=trial.as_dict()
     )
 
 

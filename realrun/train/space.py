@@ -28,11 +28,12 @@ from realrun.lm.cached import masks_of, window_of
 from realrun.lm.variants import TUNED
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors
-from realrun.train.common.loop import LossAndParts, wide
+from realrun.train.common.loop import LossAndParts, ParameterGroup, wide
 from realrun.train.common.lora import Adapter, AdapterSettings, check_adaptable
 from realrun.train.common.on_text import (
     Method,
     TextRun,
+    TrainedOnText,
     TunedTargetJob,
     cross_entropy_nats,
     mean_over,
@@ -44,7 +45,7 @@ from specsim.io.settings import Settings, setting
 
 # Table 2 and section 4.1. The batch is 4 sequences on each of 8 GPUs (appendix A.1; no accumulation is printed), the
 # window the longest source and the longest target.
-PRINTED = {
+PRINTED: dict[str, float | tuple[float, ...]] = {
     "full": True,
     "lr": 5e-5,
     "betas": (0.9, 0.999),
@@ -82,7 +83,7 @@ class SpaceSettings(Settings):
         return {name: value for name, value in asdict(self).items() if not (self.full and name == "adapter")}
 
 
-def train_space(pair: Pair, settings: SpaceSettings, run: TextRun) -> dict[str, Any]:
+def train_space(pair: Pair, settings: SpaceSettings, run: TextRun) -> TrainedOnText:
     """Tune the pair's target with a mask token; see `train_on_text`.
 
     The held-out figures are those of the target rounded to `run.stored`. Raises InputError if peft is missing, the
@@ -91,20 +92,23 @@ def train_space(pair: Pair, settings: SpaceSettings, run: TextRun) -> dict[str, 
     SpaceKind.check_target(pair.target)
     if not settings.full:
         check_adaptable(pair.target, settings.adapter)
-    own, adapter = settings.decisive, {"rank": settings.adapter.rank, "alpha": settings.adapter.alpha}
-    method = Method(
-        "space",
-        plan={"drafter": "space", "stored": run.stored_name, **own},
-        facts={
-            "masks": settings.masks,
-            **({} if settings.full else {"adapter": adapter}),
-            "method": "space",
-            "settings": own,
-        },
-        objective=OBJECTIVE,
-        ahead=settings.masks,
-    )
+    method = SpaceMethod("space", settings, OBJECTIVE, ahead=settings.masks)
     return train_on_text(pair, method, lambda: MaskTraining(pair.target, settings, run.loop.seed, run.stored), run)
+
+
+@dataclass(frozen=True)
+class SpaceMethod(Method):
+    """SAR-SFT, whose result depends on the type that figures are rounded to."""
+
+    settings: SpaceSettings
+
+    def plan_as_dict(self, run: TextRun) -> dict[str, Any]:
+        return {"stored": run.stored_name, **self.settings.decisive}
+
+    def as_dict(self) -> dict[str, Any]:
+        settings = self.settings
+        adapter = {} if settings.full else {"adapter": settings.adapter.size_as_dict()}
+        return {"masks": settings.masks, **adapter, "method": self.name, "settings": settings.decisive}
 
 
 class MaskTraining(TunedTargetJob):
@@ -133,8 +137,9 @@ class MaskTraining(TunedTargetJob):
         if self.adapter is not None:
             self.adapter.remove()
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return [{"params": list(self.state().values()), "lr": self.settings.lr}]
+    def parameter_groups(self) -> list[ParameterGroup]:
+        assert self.settings.lr is not None
+        return [ParameterGroup(list(self.state().values()), self.settings.lr)]
 
     def state(self) -> Tensors:
         """Collect the trained tensors by their names in a drafter's file."""
@@ -277,5 +282,5 @@ SPACE = Training(
 
     Example: realrun train space --out space5 --masks 5 --tokens 2
     """,
-    printed=lambda _: PRINTED,
+    printed=lambda **_: PRINTED,
 )

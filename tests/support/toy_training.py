@@ -10,7 +10,7 @@ import torch
 from realrun.drafters.eesd import EarlyExit, as_model
 from realrun.pairs.pair import Pair
 from realrun.train.common.loop import LossAndParts
-from realrun.train.common.on_text import Method, ModuleJob, TextRun, kl_nats, train_on_text
+from realrun.train.common.on_text import Method, ModuleJob, TextRun, TrainedOnText, kl_nats, train_on_text
 from realrun.train.common.trainings import Training
 from specsim.io.settings import Settings, setting
 
@@ -40,10 +40,16 @@ class Toy(ModuleJob):
         return {"divergence": float(self.loss(batch, 0)[0])}
 
 
-def train_toy(pair: Pair, settings: ToySettings, run: TextRun) -> dict[str, Any]:
-    facts = {"layers": settings.below, "exit_layers": 0, "settings": asdict(settings)}
-    plan = {"drafter": "toy", **asdict(settings)}
-    return train_on_text(pair, Method("eesd", plan, facts), lambda: Toy(pair.target, settings), run)
+@dataclass(frozen=True)
+class ToyMethod(Method):
+    settings: ToySettings
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"layers": self.settings.below, "exit_layers": 0, "settings": asdict(self.settings)}
+
+
+def train_toy(pair: Pair, settings: ToySettings, run: TextRun) -> TrainedOnText:
+    return train_on_text(pair, ToyMethod("toy", settings, kind="eesd"), lambda: Toy(pair.target, settings), run)
 
 
 TOY = Training("toy", ToySettings, train_toy, "Train a toy.\n\nExample: realrun train toy --out toy")

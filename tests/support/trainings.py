@@ -14,7 +14,7 @@ from realrun.pairs.prompts import Prompt
 from realrun.train.common.distill import TrainingText
 from realrun.train.common.loop import LoopSettings, Tokens
 from realrun.train.common.lora import AdapterSettings
-from realrun.train.common.on_text import TextRun
+from realrun.train.common.on_text import TextRun, Trained
 from realrun.train.common.trainings import TextOptions, Training
 from realrun.train.eagle import Eagle3Settings, EagleSettings
 from realrun.train.edd import EddSettings, VdmSettings
@@ -22,7 +22,7 @@ from realrun.train.eesd import EesdSettings
 from realrun.train.medusa import MedusaCommand
 from realrun.train.predictor import PredictorSettings
 from realrun.train.registry import TRAININGS
-from realrun.train.self_sd import SelfSDSettings
+from realrun.train.self_sd import SearchCosts, SelfSDSettings
 from realrun.train.space import SpaceSettings
 from tests.support.small_targets import alone, quiet, small_target
 from tests.support.tiny import VOCAB, tiny_pair, tiny_prompts
@@ -64,7 +64,7 @@ class Case:
     def target(self, architecture: str = "llama") -> Pair:
         return alone(small_target(architecture)) if not self.training.beside_draft else tiny_pair()
 
-    def run(
+    def result(
         self,
         out: Path,
         pair: Pair | None = None,
@@ -74,11 +74,17 @@ class Case:
         prompts: list[Prompt] | None = None,
         progress: Callable[[str, int, int], None] = quiet,
         **changes: Any,
-    ) -> dict[str, Any]:
+    ) -> Trained:
         pair, settings = pair or self.target(), replace(self.settings, **changes)
         if self.on_text:
-            return self.training.run(pair, settings, TextRun(text or word_text(), loop, out, progress=progress))
-        return self.training.run(pair, prompts or tiny_prompts(12), settings, out, progress)
+            trained = self.training.run(pair, settings, TextRun(text or word_text(), loop, out, progress=progress))
+        else:
+            trained = self.training.run(pair, prompts or tiny_prompts(12), settings, out, progress)
+        return trained
+
+    def run(self, *given: Any, **named: Any) -> dict[str, Any]:
+        """Its document."""
+        return self.result(*given, **named).as_dict()
 
 
 ADAPTER = AdapterSettings(rank=4, alpha=8, dropout=0.2)
@@ -129,10 +135,10 @@ CASES: dict[str, Case] = {
 }
 
 
-def made_up_costs(*_: Any) -> dict[str, Any]:
+def made_up_costs(*_: Any) -> SearchCosts:
     """Costs of Self-SD that no clock decides: 1 unit for a sublayer of attention, 2 for an MLP, a half else."""
     corners = [[3 * LAYERS + 0.5, LAYERS + 0.5], [2 * LAYERS + 0.5, 0.5]]
     step = np.broadcast_to(np.array(corners)[:, :, None, None], (2, 2, 4, 2)).tolist()
     whole = 3 * LAYERS + 0.5
     rounds = {"catch_up": [0, 0], "verify": [[whole] * 2] * 5, "autoregressive": [whole] * 2}
-    return {"contexts": [1, 60], "draft_step": step, "rounds": {**rounds, "policy_step": 0.0, "round_overhead": 0.1}}
+    return SearchCosts([1, 60], step, {**rounds, "policy_step": 0.0, "round_overhead": 0.1})

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 from realrun import tensor_files
 from realrun.kept_files import read_own, refuse_file, refuse_other
-from realrun.pairs.drafter_files import without_name
 from specsim.io.errors import InputError
 from specsim.io.files import write_json
 from specsim.io.json import parse_json
@@ -39,22 +38,12 @@ def refuse_another(folder: Path, plan: Mapping[str, Any], *, whole: bool = False
     path = folder / PLAN
     if not path.exists():
         return
-    there = _of_weights(read_own(path, again=ANEW))
-    plan = _of_weights(json.loads(json.dumps(plan)))  # tuples become lists, as in the file
-    others = {key: None for key in there if whole and key not in plan}
-    refuse_other(f"{folder} holds a training", there, plan | others, "give another --out")
-
-
-def _of_weights(plan: dict[str, Any]) -> dict[str, Any]:
-    """Identify the target of a plan by its weights instead of the path they were loaded from."""
-    target = plan.get("target")
-    return {**plan, "target": without_name(target)} if isinstance(target, dict) else plan
-
-
-def add_row(folder: Path, row: Mapping[str, Any]) -> None:
-    """Add a line to the folder's log."""
-    with (folder / LOG).open("a") as handle:
-        handle.write(json.dumps(row) + "\n")
+    there, wanted = read_own(path, again=ANEW), json.loads(json.dumps(plan))  # tuples become lists, as in the file
+    for target in (there.get("target"), wanted.get("target")):
+        if isinstance(target, dict):
+            target.pop("name", None)  # the path that it was loaded from; its weights identify it
+    others = {key: None for key in there if whole and key not in wanted}
+    refuse_other(f"{folder} holds a training", there, wanted | others, "give another --out")
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], **facts: Any) -> None:

@@ -14,9 +14,9 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,6 @@ from realrun.train.common.folder import (
     CHECKPOINT,
     LOG,
     Tensors,
-    add_row,
     checkpoint,
     claim,
     read_facts,
@@ -46,7 +45,6 @@ WEIGHT_DECAY = 0.0
 
 Tokens = npt.NDArray[np.int32]  # [n], or [n, 2] as `marked` makes them
 Text = Tokens | Sequence[tuple[Tokens, float]]  # token arrays with the share of windows that each gives
-Row = dict[str, Any]
 LossAndParts = tuple[torch.Tensor, dict[str, float]]
 
 
@@ -128,11 +126,41 @@ class LoopSettings(Settings):
         return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
 
 
+class ParameterGroup(NamedTuple):
+    """Parameters that AdamW changes, and the peak of their learning rate."""
+
+    params: list[torch.Tensor]
+    lr: float
+
+
+@dataclass(frozen=True)
+class LogRow:
+    """A row of the log.
+
+    means : "loss" and its parts, means in nats over the steps since the row before; empty at step 0
+    held_out : the job's figures of HELD_OUT_WINDOWS fixed windows; None in most rows
+    """
+
+    step: int
+    means: dict[str, float] = field(default_factory=dict)
+    held_out: dict[str, float] | None = None
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> LogRow:
+        """Read what `as_dict` made."""
+        means = {name: value for name, value in row.items() if name not in ("step", "held_out")}
+        return cls(row["step"], means, row.get("held_out"))
+
+    def as_dict(self) -> dict[str, Any]:
+        held_out = {} if self.held_out is None else {"held_out": self.held_out}
+        return {"step": self.step, **self.means, **held_out}
+
+
 class Job(Protocol):
     """Definition of a training: parameters, loss and held-out metrics."""
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """List AdamW's groups, each with "params" and its peak "lr"."""
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """List AdamW's groups."""
 
     def loss(self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None) -> LossAndParts:
         """Compute the loss of a batch int64 [B, T + 1], a scalar in nats, and its parts for the log.
@@ -167,16 +195,14 @@ def run_loop(
     plan: Mapping[str, Any],
     progress: Progress,
     limit_s: float = math.inf,
-) -> list[Row]:
+) -> list[LogRow]:
     """Train, or continue the training in FOLDER; return the rows of the log.
 
     train_tokens : a token array, or several with the share of windows that each gives
     plan : what determines the result beside the loop's settings and the text, such as the target's digest
     limit_s : seconds after which training ends; the learning rate reaches 0 by then
 
-    A row has "step", "loss" and its parts, means in nats over the steps since the row before. Some rows have
-    "held_out", the job's figures of HELD_OUT_WINDOWS fixed windows; the row of step 0 has nothing else. Each row is
-    appended to FOLDER/log.jsonl.
+    Each row is appended to FOLDER/log.jsonl.
 
     Raises InputError for too little text, a folder of another plan, a damaged checkpoint, or a loss that is not finite
     or diverges; Interrupted after Ctrl-C, with a checkpoint written.
@@ -211,22 +237,25 @@ class _Run:
         self.job, self.settings, self.sources, self.folder, self.progress = job, settings, sources, folder, progress
         self.held = windows([(held_tokens, 1.0)], HELD_OUT_WINDOWS, settings.window_tokens, (settings.seed, 1, 0))
         first, second = settings.betas
-        self.optimizer = torch.optim.AdamW(job.parameter_groups(), betas=(first, second), weight_decay=WEIGHT_DECAY)
-        self.peaks = [group["lr"] for group in self.optimizer.param_groups]
+        groups = job.parameter_groups()
+        self.optimizer = torch.optim.AdamW(
+            [group._asdict() for group in groups], betas=(first, second), weight_decay=WEIGHT_DECAY
+        )
+        self.peaks = [group.lr for group in groups]
         self.step, self.seconds = 0, 0.0
         self.planned = settings.steps  # fewer where a time limit allows no more
-        self.history: list[Row] = []
+        self.history: list[LogRow] = []
         self.recent: list[dict[str, float]] = []
         if (folder / CHECKPOINT).exists():
             self._resume()
-        (folder / LOG).write_text("".join(json.dumps(row) + "\n" for row in self.history))
+        (folder / LOG).write_text("".join(json.dumps(row.as_dict()) + "\n" for row in self.history))
 
-    def to_end(self, limit_s: float) -> list[Row]:
+    def to_end(self, limit_s: float) -> list[LogRow]:
         settings, ended, wait_s = self.settings, False, self.settings.checkpoint_s
         begun = saved = time.monotonic()
         first = self.step
         if not self.history:
-            self._row({"step": 0, "held_out": self._held_out()})
+            self._add(LogRow(0, held_out=self._held_out()))
         self.progress("train", self.step, settings.steps)
         with stop_asked() as stopping:
             while self.step < settings.steps and not ended:
@@ -240,7 +269,7 @@ class _Run:
                     ended = elapsed_s >= limit_s
                 last = ended or self.step == settings.steps
                 if last or self.step % settings.row_steps == 0:
-                    self._row(self._means(last))
+                    self._add(self._row(last))
                 stop = stopping()
                 if last or stop or time.monotonic() - saved >= wait_s:
                     begin = time.monotonic()
@@ -278,24 +307,22 @@ class _Run:
         self.recent.append(means)
         self.step += 1
 
-    def _means(self, last: bool) -> Row:
-        """Make a row of the log: means over the steps since the row before."""
-        row: Row = {"step": self.step}
-        row |= {name: sum(means[name] for means in self.recent) / len(self.recent) for name in self.recent[0]}
-        start = self.history[1]["loss"] if len(self.history) > 1 else self.recent[0]["loss"]
-        if row["loss"] > DIVERGED_FACTOR * start + DIVERGED_NATS:
+    def _row(self, last: bool) -> LogRow:
+        means = {name: sum(step[name] for step in self.recent) / len(self.recent) for name in self.recent[0]}
+        start = self.history[1].means["loss"] if len(self.history) > 1 else self.recent[0]["loss"]
+        if means["loss"] > DIVERGED_FACTOR * start + DIVERGED_NATS:
             raise InputError(
-                f"training diverged: the loss rose from {start:.3g} to {row['loss']:.3g} nats by step {self.step}; "
+                f"training diverged: the loss rose from {start:.3g} to {means['loss']:.3g} nats by step {self.step}; "
                 "give a lower learning rate or more steps of warm-up (--warmup)"
             )
         self.recent = []
-        if last or self.step % (self.settings.row_steps * ROWS_PER_HELD_OUT) == 0:
-            row["held_out"] = self._held_out()
-        return row
+        held_out = last or self.step % (self.settings.row_steps * ROWS_PER_HELD_OUT) == 0
+        return LogRow(self.step, means, self._held_out() if held_out else None)
 
-    def _row(self, row: Row) -> None:
+    def _add(self, row: LogRow) -> None:
         self.history.append(row)
-        add_row(self.folder, row)
+        with (self.folder / LOG).open("a") as handle:
+            handle.write(json.dumps(row.as_dict()) + "\n")
 
     def _held_out(self) -> dict[str, float]:
         """Compute means over the held-out windows, with as many windows at once as in training."""
@@ -310,7 +337,8 @@ class _Run:
 
     def _checkpoint(self) -> None:
         """Write all that the run needs to continue, and after the last step what a second start reads."""
-        facts = {"step": self.step, "seconds": self.seconds, "history": self.history, "recent": self.recent}
+        history = [row.as_dict() for row in self.history]
+        facts = {"step": self.step, "seconds": self.seconds, "history": history, "recent": self.recent}
         optimizer = self.optimizer if self.step < self.settings.steps else None
         save_checkpoint(self.folder / CHECKPOINT, {"state": self.job.state()}, optimizer, run=facts)
 
@@ -318,19 +346,8 @@ class _Run:
         with checkpoint(self.folder / CHECKPOINT, self.optimizer) as (parts, facts):
             self.job.load_state(parts["state"])
             run = facts["run"]
-            self.step, self.seconds, self.history, self.recent = (
-                run[name] for name in ("step", "seconds", "history", "recent")
-            )
-
-
-def optimizer_facts(job: Job, settings: LoopSettings) -> dict[str, Any]:
-    """Describe optimizer and schedule of a training by `run_loop` for a drafter's file."""
-    adamw = {"betas": settings.betas, "weight_decay": WEIGHT_DECAY}
-    return {
-        "optimizer": {"name": "AdamW", **adamw, "max_gradient_norm": MAX_GRADIENT_NORM},
-        "schedule": "learning rate: linear warm-up, then a cosine to 0",
-        "learning_rates": [group["lr"] for group in job.parameter_groups()],
-    }
+            self.step, self.seconds, self.recent = (run[name] for name in ("step", "seconds", "recent"))
+            self.history = [LogRow.from_json(row) for row in run["history"]]
 
 
 def peak_memory() -> int:
@@ -340,18 +357,9 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # which Linux counts in KiB
 
 
-def run_facts(settings: LoopSettings, history: Sequence[Row], folder: Path) -> dict[str, Any]:
-    """Describe the finished run in this folder for a drafter's file."""
-    seconds = float(read_facts(folder / CHECKPOINT)["run"]["seconds"])  # without held-out figures and checkpoints
-    tokens = history[-1]["step"] * settings.tokens // settings.steps  # fewer than planned if time was out
-    return {
-        "loop": settings.as_dict(),
-        "tokens": tokens,
-        "seconds": round(seconds, 1),
-        "tokens_per_second": round(tokens / seconds),
-        "peak_memory_bytes": peak_memory(),
-        "held_out": {"start": history[0]["held_out"], "end": history[-1]["held_out"]},
-    }
+def seconds_trained(folder: Path) -> float:
+    """Read the seconds that the finished run in this folder took, without held-out figures and checkpoints."""
+    return float(read_facts(folder / CHECKPOINT)["run"]["seconds"])
 
 
 def windows(sources: Sequence[tuple[Tokens, float]], count: int, length: int, seed: tuple[int, ...]) -> torch.Tensor:

@@ -31,6 +31,10 @@ class AdapterSettings(Settings):
     alpha: float = setting(16.0, above=0)
     dropout: float = setting(0.05, low=0, below=1)  # probability that an input of A is dropped in training
 
+    def size_as_dict(self) -> dict[str, Any]:
+        """Make the fact "adapter" of a drafter's file."""
+        return {"rank": self.rank, "alpha": self.alpha}
+
 
 class Adapter:
     """An adapter on a Hugging Face model, which it changes in place until `remove`.

@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from realrun.drafters.kind import DRAFT_TOKENS
-from realrun.pairs.drafter_files import describe_target, save_drafter
+from realrun.pairs.drafter_files import FILE, describe_target, save_drafter
 from realrun.pairs.pair import Pair
 from realrun.provenance import provenance
 from realrun.train.common.distill import TextSettings, TrainingText, check_length, training_text
 from realrun.train.common.folder import Tensors, refuse_another
 from realrun.train.common.loop import (
+    MAX_GRADIENT_NORM,
+    WEIGHT_DECAY,
     Job,
+    LogRow,
     LoopSettings,
+    ParameterGroup,
     Tokens,
     digests_of,
     marked,
-    optimizer_facts,
-    run_facts,
+    peak_memory,
     run_loop,
+    seconds_trained,
     wide,
 )
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
+from specsim.io.settings import Settings
 
 DRAFT_VOCABULARY = (
     "Draft only so many tokens, the most frequent ones of the training text; a draft step then reads less of the "
@@ -60,8 +66,8 @@ class ModuleJob(Job):
             module.float()
         module.requires_grad_(True)
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return [{"params": list(self.module.parameters()), "lr": self.lr}]
+    def parameter_groups(self) -> list[ParameterGroup]:
+        return [ParameterGroup(list(self.module.parameters()), self.lr)]
 
     def state(self) -> Tensors:
         return dict(self.module.state_dict())
@@ -174,41 +180,128 @@ class TextRun:
 class Method:
     """A method that trains drafters of a kind.
 
-    kind : the drafter's kind, as its file names it; empty for a draft model, which has no such file
-    plan : what determines the result beside target, loop and text; "drafter" names the method
-    facts : what the file says about the drafter beside target, text, loop and provenance
+    settings : what determines the result beside target, loop and text
     objective : the loss, in words; the file does not mention it if empty
+    kind : the drafter's kind, as its file names it; the method's name unless given
     ahead : tokens that the drafter proposes at once; windows are longer
     """
 
-    kind: str
-    plan: Mapping[str, Any]
-    facts: Mapping[str, Any]
+    name: str
+    settings: Settings
     objective: str = ""
+    kind: str = ""
     ahead: int = 0
 
-    @classmethod
-    def of(cls, name: str, settings: Mapping[str, Any], objective: str, *, kind: str = "", ahead: int = 0) -> Method:
-        """Make a method that its name and settings determine. kind : the name unless given"""
-        return cls(kind or name, {"drafter": name, **settings}, {"method": name, **settings}, objective, ahead)
+    def plan_as_dict(self, run: TextRun) -> dict[str, Any]:
+        """Make the part of the training's plan that the method decides."""
+        return asdict(self.settings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Make what the drafter's file says of the method."""
+        return {"method": self.name, **asdict(self.settings)}
 
 
-def train_on_text(pair: Pair, method: Method, make_job: Callable[[], Job], run: TextRun) -> dict[str, Any]:
+class Summary(NamedTuple):
+    """The table that a finished training prints."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Trained(Protocol):
+    """A finished training, whose file lies at `path`."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+    def summary(self) -> Summary: ...
+
+
+@dataclass(frozen=True)
+class TrainedOnText:
+    """A finished training on text.
+
+    path : of the drafter
+    tensors : of its file, in the type that they are stored in
+    seconds : that the loop took, without held-out figures and checkpoints
+    parameters : how many were trained
+    """
+
+    path: Path
+    pair: Pair
+    method: Method
+    run: TextRun
+    text: TrainingText
+    tensors: Tensors
+    history: Sequence[LogRow]
+    seconds: float
+    learning_rates: Sequence[float]
+    parameters: int
+
+    @property
+    def tokens(self) -> int:
+        """Count the tokens trained on, fewer than planned if time was out."""
+        return self.history[-1].step * self.run.loop.tokens // self.run.loop.steps
+
+    @cached_property
+    def file_document(self) -> dict[str, Any]:
+        """What the drafter's file says of it."""
+        method, loop = self.method, self.run.loop
+        return {
+            "target": describe_target(self.pair.target, self.pair.target_name),
+            **method.as_dict(),
+            "parameters": self.parameters,
+            **({"objective": method.objective} if method.objective else {}),
+            "optimizer": {
+                "name": "AdamW",
+                "betas": loop.betas,
+                "weight_decay": WEIGHT_DECAY,
+                "max_gradient_norm": MAX_GRADIENT_NORM,
+            },
+            "schedule": "learning rate: linear warm-up, then a cosine to 0",
+            "learning_rates": self.learning_rates,
+            "text": self.text.facts,
+            "text_digests": digests_of(self.text.sources, self.text.held_out),
+            "stored": self.run.stored_name,
+            "loop": loop.as_dict(),
+            "tokens": self.tokens,
+            "seconds": round(self.seconds, 1),
+            "tokens_per_second": round(self.tokens / self.seconds),
+            "peak_memory_bytes": peak_memory(),
+            "held_out": {"start": self.history[0].held_out, "end": self.history[-1].held_out},
+            "provenance": provenance(self.pair.device, self.pair.number_type),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        kind, history = self.method.kind or self.method.name, [row.as_dict() for row in self.history]
+        return {"drafter": str(self.path), "kind": kind, **self.file_document, "history": history}
+
+    def summary(self) -> Summary:
+        """Make the table of held-out figures before and after."""
+        start, end = self.history[0].held_out or {}, self.history[-1].held_out or {}
+        speed = round(self.tokens / self.seconds)
+        return Summary(
+            f"held-out text; {self.tokens:,} tokens in {round(self.seconds, 1):.0f} s, {speed:,} a second",
+            ["", "start", "end"],
+            [[name, f"{start[name]:.4f}", f"{end[name]:.4f}"] for name in end],
+        )
+
+
+def train_on_text(pair: Pair, method: Method, make_job: Callable[[], Job], run: TextRun) -> TrainedOnText:
     """Train a drafter of the pair's target and write OUT/drafter.safetensors.
 
     See `tensors_from_text` for the parameters and errors.
-
-    Returns the file's facts with "drafter", its path, "kind", and "history", the rows of the log
     """
-    tensors, facts, history = tensors_from_text(pair, method, make_job, run)
-    path = save_drafter(run.out, method.kind, tensors, facts)
-    return {"drafter": str(path), "kind": method.kind, **facts, "history": history}
+    trained = tensors_from_text(pair, method, make_job, run)
+    save_drafter(run.out, method.kind or method.name, trained.tensors, trained.file_document)
+    return trained
 
 
-def tensors_from_text(
-    pair: Pair, method: Method, make_job: Callable[[], Job], run: TextRun
-) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[dict[str, Any]]]:
-    """Train on text, and return the tensors in the type that they are stored in, the facts and the rows of the log.
+def tensors_from_text(pair: Pair, method: Method, make_job: Callable[[], Job], run: TextRun) -> TrainedOnText:
+    """Train on text, without writing the drafter's file.
 
     pair : only its target and tokenizer are used
     method : plan and description of the training
@@ -224,7 +317,7 @@ def tensors_from_text(
             "give longer windows"
         )
     target = describe_target(pair.target, pair.target_name)
-    plan = {"drafter": method.plan["drafter"], "target": target, **method.plan}
+    plan = {"drafter": method.name, "target": target, **method.plan_as_dict(run)}
     refuse_another(run.out, {**plan, **run.loop.decisive})  # before any text is made
     check_length(pair.target, run.loop.window_tokens, "windows")
     text = run.text
@@ -236,21 +329,18 @@ def tensors_from_text(
         plan = {**plan, "text": text.facts}
         history = run_loop(job, run.loop, text.sources, text.held_out, run.out, plan, run.progress, run.limit_s)
         tensors = {name: value.detach().to(run.stored, copy=True) for name, value in job.state().items()}
-        tensors |= chosen
-        trained = [parameter for group in job.parameter_groups() for parameter in group["params"]]
-        optimizer = optimizer_facts(job, run.loop)
+        groups = job.parameter_groups()
     finally:
         job.close()
-    facts = {
-        "target": target,
-        **method.facts,
-        "parameters": sum(parameter.numel() for parameter in trained),
-        **({"objective": method.objective} if method.objective else {}),
-        **optimizer,
-        "text": text.facts,
-        "text_digests": digests_of(text.sources, text.held_out),
-        "stored": run.stored_name,
-        **run_facts(run.loop, history, run.out),
-        "provenance": provenance(pair.device, pair.number_type),
-    }
-    return tensors, facts, history
+    return TrainedOnText(
+        path=run.out / FILE,
+        pair=pair,
+        method=method,
+        run=run,
+        text=text,
+        tensors={**tensors, **chosen},
+        history=history,
+        seconds=seconds_trained(run.out),
+        learning_rates=[group.lr for group in groups],
+        parameters=sum(parameter.numel() for group in groups for parameter in group.params),
+    )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -26,7 +26,7 @@ from realrun.pairs.prompts import (
 )
 from realrun.train.common.distill import DistillSettings, TextSettings, TrainingText, read_text, training_text
 from realrun.train.common.loop import LoopSettings
-from realrun.train.common.on_text import TextRun
+from realrun.train.common.on_text import TextRun, Trained
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
 from specsim.io.settings import Settings, setting
@@ -41,25 +41,6 @@ def sampler_at(temperature: float, seed: int) -> Sampler:
     return Sampler("greedy-draft", temperature, seed) if temperature else Sampler()
 
 
-class Summary(NamedTuple):
-    """The table that a finished training prints."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-def held_out_figures(document: Mapping[str, Any]) -> Summary:
-    """Make the table of held-out figures before and after a training on text."""
-    start, end = document["held_out"]["start"], document["held_out"]["end"]
-    seen = f"{document['tokens']:,} tokens in {document['seconds']:.0f} s, {document['tokens_per_second']:,} a second"
-    return Summary(
-        f"held-out text; {seen}",
-        ["", "start", "end"],
-        [[name, f"{start[name]:.4f}", f"{end[name]:.4f}"] for name in end],
-    )
-
-
 class SharedOptions(Settings):
     """Options that trainings of a kind share, and how these trainings are started."""
 
@@ -67,8 +48,8 @@ class SharedOptions(Settings):
         """Raise InputError, before models are loaded, if there is nothing to train on."""
         raise NotImplementedError
 
-    def start(self, run: Callable[..., Any], pair: Pair, settings: Any, out: Path, progress: Progress) -> Any:
-        """Run a training, or continue the training in OUT; return its document."""
+    def start(self, run: Callable[..., Trained], pair: Pair, settings: Any, out: Path, progress: Progress) -> Trained:
+        """Run a training, or continue the training in OUT."""
         raise NotImplementedError
 
 
@@ -134,7 +115,7 @@ class TextOptions(SharedOptions):
         elif self.own_answers < 1:
             raise InputError("--own-answers takes the rest of the answers from --prompts FILE; give it")
 
-    def start(self, run: Callable[..., Any], pair: Pair, settings: Any, out: Path, progress: Progress) -> Any:
+    def start(self, run: Callable[..., Trained], pair: Pair, settings: Any, out: Path, progress: Progress) -> Trained:
         """Call run(pair, settings, text_run)."""
         questions: Sequence[Prompt] = ()
         asked_share = 0.0
@@ -207,7 +188,7 @@ class PromptOptions(SharedOptions):
     def check(self, target: str) -> None:
         check_training_prompts(target, self.prompts)
 
-    def start(self, run: Callable[..., Any], pair: Pair, settings: Any, out: Path, progress: Progress) -> Any:
+    def start(self, run: Callable[..., Trained], pair: Pair, settings: Any, out: Path, progress: Progress) -> Trained:
         """Call run(pair, prompts, settings, out, progress)."""
         if self.prompts is None:
             prompts = lab_prompts(pair.tokenizer, self.num_prompts or self.lab_count, split="train")
@@ -225,27 +206,24 @@ class Training:
 
     name : name of the command
     settings : settings of this training alone; fields with a `doc` become options
-    run : called as `shared.start` says, for example run(pair, settings, text_run); returns a JSON document, which
-        contains the drafter's path
+    run : called as `shared.start` says, for example run(pair, settings, text_run)
     help : help of the command; its first paragraph is a single line
     shared : options shared by trainings of this kind, on text or on prompts
     defaults : defaults of shared options that differ here
-    summarise : makes the table that is printed, from the document
-    trains : "drafter" or "predictor"; the document has its path under this name
+    trains : "drafter" or "predictor"
     beside_draft : whether the training needs a pair, not a target alone
     smoke_test : whether --smoke-test is offered; the settings need `smoke` values then
-    printed : gives, for the options of a command by name, those that the paper prints, for `--recipe paper`; None where
-        no paper does
+    printed : gives the options that the paper prints, by name, for `--recipe paper`; called with the command's options;
+        None where no paper does
     """
 
     name: str
     settings: type[Settings]
-    run: Callable[..., dict[str, Any]]
+    run: Callable[..., Trained]
     help: str
     shared: type[SharedOptions] = TextOptions
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    summarise: Callable[[Mapping[str, Any]], Summary] = held_out_figures
     trains: str = "drafter"
     beside_draft: bool = False
     smoke_test: bool = True
-    printed: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    printed: Callable[..., Mapping[str, float | tuple[float, ...]]] | None = None

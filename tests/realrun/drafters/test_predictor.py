@@ -423,7 +423,7 @@ SMALL = PredictorSettings(max_new_tokens=12, max_draft_tokens=6, temperatures=(0
 @inside
 def test_a_predictor_of_every_kind_is_trained(kind: str, tmp_path: Path) -> None:
     pair, prompts = pair_of(kind), tiny_prompts(6) * 4  # texts that the MEDUSA heads know
-    document = train_predictor(pair, prompts, SMALL, tmp_path / "whole", quiet)
+    document = train_predictor(pair, prompts, SMALL, tmp_path / "whole", quiet).as_dict()
     predictor = load_predictor(tmp_path / "whole")
     predictor.check(pair.target.config, pair.draft_config, pair.fingerprint)
     depth = min(SMALL.max_draft_tokens, pair.drafter.max_depth or SMALL.max_draft_tokens)
@@ -488,7 +488,7 @@ def test_training_learns_what_there_is_to_learn(tmp_path: Path) -> None:
     trainer = Trainer(samples, SETTINGS, tmp_path / "c.safetensors", CPU)
     before = trainer.loss("validation")
     trainer.run(quiet)
-    result = compare(samples, trainer.folded({}))
+    result = compare(samples, trainer.folded())
     assert result["predictor"]["log_loss_nats"] < result["base rate"]["log_loss_nats"] - 0.08
     assert result["predictor"]["log_loss_nats"] < result["confidence"]["log_loss_nats"] - 0.08
     assert result["predictor"]["auc"] > 0.75 and 0.4 < result["confidence"]["auc"] < 0.6
@@ -519,7 +519,7 @@ def test_a_resumed_training_has_the_same_loss_curve(tmp_path: Path, interrupt_at
     assert len(resumed.history) == interrupt_at
     resumed.run(quiet)
     assert resumed.history == whole.history
-    assert resumed.folded({}).digest == whole.folded({}).digest
+    assert resumed.folded().digest == whole.folded().digest
 
 
 SHORT = PredictorSettings(max_new_tokens=10, max_draft_tokens=4, temperatures=(0.0, 0.8), epochs=2, batch=64)
@@ -528,7 +528,7 @@ SHORT = PredictorSettings(max_new_tokens=10, max_draft_tokens=4, temperatures=(0
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
     out = tmp_path_factory.mktemp("predictor") / "out"
-    return out, train_predictor(tiny_pair(), tiny_prompts(20), SHORT, out, quiet)
+    return out, train_predictor(tiny_pair(), tiny_prompts(20), SHORT, out, quiet).as_dict()
 
 
 @pytest.mark.parametrize(("what", "done"), [("decode", 3), ("decode", 16), ("decode", 18), ("train", 1)])
@@ -546,7 +546,7 @@ def test_killed_while_collecting_or_training_it_goes_on(
 
     with pytest.raises(Killed):
         train_predictor(tiny_pair(), tiny_prompts(20), SHORT, tmp_path / "out", kill)
-    document = train_predictor(tiny_pair(), tiny_prompts(20), SHORT, tmp_path / "out", count)
+    document = train_predictor(tiny_pair(), tiny_prompts(20), SHORT, tmp_path / "out", count).as_dict()
     expected = trained[1]
     assert document["history"] == expected["history"] and document["held_out"] == expected["held_out"]
     assert load_predictor(tmp_path / "out").digest == load_predictor(trained[0]).digest

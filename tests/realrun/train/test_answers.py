@@ -69,7 +69,7 @@ def test_questions_carry_no_loss(name: str) -> None:
     make, first = JOBS[name]
     job = make(small_target())
     with torch.no_grad():
-        for parameter in (p for group in job.parameter_groups() for p in group["params"]):
+        for parameter in (p for group in job.parameter_groups() for p in group.params):
             parameter += 0.05 * torch.randn(parameter.shape, dtype=parameter.dtype)
     batch = torch.randint(1, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(0))
     before = (torch.arange(LENGTH) < ASKED).expand(2, -1)
@@ -124,7 +124,7 @@ def test_pieces_of_a_step_count_by_their_answers(tmp_path: Path) -> None:
         job = EarlyExitTraining(small_target(), EesdSettings(1, lr=1e-2))
         rows.append(run_loop(job, replace(LOOP, micro_windows=micro), text, text, tmp_path / str(micro), {}, quiet))
     for whole, pieces in zip(*rows, strict=True):
-        figures = [{**row.pop("held_out", {}), **row} for row in (whole, pieces)]
+        figures = [{**(row.held_out or {}), **row.means} for row in (whole, pieces)]
         assert figures[1] == pytest.approx(figures[0], rel=1e-9)
     batch = windows([(text, 0.5), (tokens, 0.5)], 6, 20, (0, 0))
     assert batch.shape == (6, 21, 2) and share_of(batch[:2], batch) + share_of(batch[2:], batch) == pytest.approx(1)

@@ -42,7 +42,7 @@ def test_eesd_agrees_more_with_its_target_when_trained_on_what_it_wrote(tmp_path
 
 def test_a_training_that_its_time_ends_says_how_far_it_came(tmp_path: Path) -> None:
     run = TextRun(word_text(), replace(LOOP, steps=100_000), tmp_path, limit_s=1.0)
-    document = train_eesd(alone(small_target()), EesdSettings(1), run)
+    document = train_eesd(alone(small_target()), EesdSettings(1), run).as_dict()
     steps = document["history"][-1]["step"]
     assert 0 < steps < 100_000 and document["tokens"] == steps * LOOP.batch_windows * LOOP.window_tokens
     assert "held_out" in document["history"][-1]
@@ -61,7 +61,7 @@ def test_a_step_of_eesd_runs_the_first_layers_and_no_more(layers: int, exit_laye
     loss.backward()
     trained = dict(job.module.named_parameters())
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in trained.values())
-    assert {id(p) for group in job.parameter_groups() for p in group["params"]} == {id(p) for p in trained.values()}
+    assert {id(p) for group in job.parameter_groups() for p in group.params} == {id(p) for p in trained.values()}
     assert any(name.startswith("layers.") for name in trained) == (exit_layers > 0)
     # The loss is that of the next token, by hand.
     log_probs = job.model(input_ids=batch[:, :-1]).logits.log_softmax(-1)
@@ -163,7 +163,7 @@ def test_the_loss_is_the_divergence_from_the_target() -> None:
     p, q = (model(batch[:, :-1]).logits.softmax(-1).detach().double().numpy() for model in (target, job.model))
     assert float(loss.detach()) == pytest.approx(np.mean((p * np.log(p / q)).sum(-1)), rel=1e-9)
     loss.backward()
-    trained = [parameter for group in job.parameter_groups() for parameter in group["params"]]
+    trained = [parameter for group in job.parameter_groups() for parameter in group.params]
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in trained)
     assert {id(p) for p in trained}.isdisjoint({id(job.model.get_input_embeddings().weight)})
 
@@ -174,12 +174,12 @@ def test_the_folder_is_a_model_that_agrees_with_its_target(tmp_path: Path) -> No
     before = {name: tensor.clone() for name, tensor in target.state_dict().items()}
     loop = LoopSettings(60, 4, 32, warmup_steps=3, dtype="float64", log_every=4)
     run = TextRun(word_text(), loop, tmp_path, stored=torch.float64)
-    document = train_draft_model(pair, DraftModelSettings(1, lr=1e-2), run)
+    document = train_draft_model(pair, DraftModelSettings(1, lr=1e-2), run).as_dict()
     held = [row["held_out"] for row in document["history"] if "held_out" in row]
     assert held[-1]["nats"] < 0.8 * held[0]["nats"] and document["drafter"] == str(tmp_path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in target.state_dict().items())
     draft = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
     assert draft.config.num_hidden_layers == 1
     assert torch.equal(draft.get_input_embeddings().weight, target.get_input_embeddings().weight)
-    again = train_draft_model(pair, DraftModelSettings(1, lr=1e-2), run)  # finished: nothing is trained again
+    again = train_draft_model(pair, DraftModelSettings(1, lr=1e-2), run).as_dict()  # finished: nothing is trained again
     assert again["history"] == document["history"]

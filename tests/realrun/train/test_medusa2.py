@@ -45,7 +45,7 @@ class Trained:
 
 def train(folder: Path, model: Any, settings: Medusa2Settings = FAST, loop: LoopSettings = LOOP, **options: Any) -> Any:
     heads = options.pop("heads", None) or MedusaHeads(model, 3)
-    return train_medusa2(alone(model), heads, settings, TextRun(word_text(), loop, folder, **options))
+    return train_medusa2(alone(model), heads, settings, TextRun(word_text(), loop, folder, **options)).as_dict()
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def test_settings_that_follow_from_the_loss() -> None:
     sine = [replace(text, schedule="sine").heads_weight(step, 4) for step in range(4)]
     assert sine == pytest.approx([0.2 * np.sin(np.pi / 8 * i) for i in (1, 2, 3, 4)]) and sine[-1] == 0.2
     backbone, heads = job_on(target(), text).parameter_groups()
-    assert (backbone["lr"], heads["lr"]) == pytest.approx((5e-4, 2e-3))
+    assert (backbone.lr, heads.lr) == pytest.approx((5e-4, 2e-3))
 
 
 # Training

@@ -19,7 +19,7 @@ PRINTED = {training.name: training.printed for training in TRAININGS if training
 
 
 def recipe(name: str, **given: Any) -> dict[str, Any]:
-    return PRINTED[name](given)
+    return PRINTED[name](**{"joint": False, "backbone_loss": "text", **given})
 
 
 def stated(paper: str, system: str, *names: str) -> list[float]:

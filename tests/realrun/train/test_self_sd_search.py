@@ -24,6 +24,7 @@ from realrun.train.self_sd import (
     REPORT,
     Search,
     SelfSDSettings,
+    Trial,
     measure_costs,
     sublayers,
     suggest,
@@ -52,7 +53,7 @@ def _exact_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def searched(out: Path, **changes: Any) -> dict[str, Any]:
-    return train_self_sd(pair(), PROMPTS, replace(SETTINGS, **changes), out, quiet)
+    return train_self_sd(pair(), PROMPTS, replace(SETTINGS, **changes), out, quiet).as_dict()
 
 
 @pytest.mark.usefixtures("_exact_costs")
@@ -93,7 +94,7 @@ def test_the_search_finds_the_best_of_all_sets(tmp_path: Path) -> None:
         (p.tokens, Decoder(*pair().make_drafter(), (), Sampler()).decode(p.tokens, 16, None).tokens) for p in PROMPTS
     ]
     search = Search(pair(), texts, SETTINGS, made_up_costs())
-    values = [search.try_out(SkippedSublayers(*both))["value"] for both in product(every, every) if any(both)]
+    values = [search.try_out(SkippedSublayers(*both)).value for both in product(every, every) if any(both)]
     assert document["best"]["value"] == max(values)
     assert np.median([trial["value"] for trial in document["trials"]]) > np.median(values)
 
@@ -110,7 +111,7 @@ def test_a_torn_trial_is_searched_again(tmp_path: Path) -> None:
         train_self_sd(pair(), PROMPTS, SETTINGS, tmp_path / "killed", killed)
     with open(tmp_path / "killed" / JOURNAL, "ab") as journal:
         journal.write(b'{"op_code":4,')  # a line that was being written
-    again = train_self_sd(pair(), PROMPTS, SETTINGS, tmp_path / "killed", quiet)
+    again = train_self_sd(pair(), PROMPTS, SETTINGS, tmp_path / "killed", quiet).as_dict()
     for key in ("trials", "best", "prediction", "attention", "mlp"):
         assert again[key] == whole[key]
 
@@ -147,7 +148,7 @@ def test_measured_costs_bind_at_the_corners_and_in_between() -> None:
     costs = measure_costs(pair(), (4, 30), SETTINGS.max_draft_tokens, 8, Sampler(), 0, quiet)
     search = Search(pair(), [], SETTINGS, costs)
     everything = frozenset(range(LAYERS))
-    corner = np.array(costs["draft_step"])
+    corner = np.array(costs.draft_step)
     assert corner.shape == (2, 2, SETTINGS.max_draft_tokens, 2) and (corner > 0).all()
     for skips, expected in [
         (NOTHING, corner[0, 0]),
@@ -172,11 +173,11 @@ def test_the_measured_objective_decodes_for_real(tmp_path: Path) -> None:
 def suggested(trials: int, seed: int = 5) -> list[SkippedSublayers]:
     """One set after the other, each worth its attention sublayers less its MLPs."""
     choices = sublayers(2, 0)
-    tried: list[dict[str, Any]] = []
+    tried: list[Trial] = []
     for _ in range(trials):
         skips = suggest(choices, tried, seed)
-        tried.append({**skips.in_order, "value": float(len(skips.attention) - len(skips.mlp))})
-    return [SkippedSublayers(frozenset(trial["attention"]), frozenset(trial["mlp"])) for trial in tried]
+        tried.append(Trial(skips, 1, 0.0, float(len(skips.attention) - len(skips.mlp))))
+    return [trial.skips for trial in tried]
 
 
 def test_suggestions_depend_on_seed_and_trials_alone() -> None:
@@ -192,13 +193,13 @@ def test_no_set_comes_twice_before_all_have_been_tried() -> None:
 def test_costs_that_contradict_themselves_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(realrun.train.self_sd, "measure_costs", made_up_costs)
     assert searched(tmp_path / "right", trials=2)["warnings"] == []
-    wrong = made_up_costs()
-    wrong["draft_step"] = (np.array(wrong["draft_step"]) * 0.5).tolist()
+    right = made_up_costs()
+    wrong = replace(right, draft_step=(np.array(right.draft_step) * 0.5).tolist())
     monkeypatch.setattr(realrun.train.self_sd, "measure_costs", lambda *_: wrong)
     (warning,) = searched(tmp_path / "wrong", trials=2)["warnings"]
     assert "at most 1 is possible" in warning
     wrong = made_up_costs()
-    wrong["draft_step"][1][0] = (np.array(wrong["draft_step"][0][0]) * 1.3).tolist()
+    wrong.draft_step[1][0] = (np.array(wrong.draft_step[0][0]) * 1.3).tolist()
     monkeypatch.setattr(realrun.train.self_sd, "measure_costs", lambda *_: wrong)
     (warning,) = searched(tmp_path / "slower", trials=2)["warnings"]
     assert "made measured draft steps slower" in warning

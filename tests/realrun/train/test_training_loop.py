@@ -23,7 +23,16 @@ from safetensors.torch import load_file, save_file
 from realrun import tensor_files
 from realrun.train.common import loop as loop_module
 from realrun.train.common.folder import CHECKPOINT
-from realrun.train.common.loop import Job, LoopSettings, LossAndParts, Tensors, run_loop, stop_asked, windows
+from realrun.train.common.loop import (
+    Job,
+    LoopSettings,
+    LossAndParts,
+    ParameterGroup,
+    Tensors,
+    run_loop,
+    stop_asked,
+    windows,
+)
 from specsim.io.errors import InputError, Interrupted
 from tests.support.checks import refusal
 
@@ -42,8 +51,8 @@ class Noisy(Job):
         self.weight = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
         self.seen: list[torch.Tensor] = []
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return [{"params": [self.weight], "lr": 0.1}]
+    def parameter_groups(self) -> list[ParameterGroup]:
+        return [ParameterGroup([self.weight], 0.1)]
 
     def loss(self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None) -> LossAndParts:
         self.seen.append(batch)
@@ -85,7 +94,7 @@ def test_stopped_anywhere_the_noise_and_the_log_are_as_without(checkpoint_s: flo
     assert len(job.seen) == (1 if checkpoint_s == 0 else 24)
     logs = [(tmp_path / name / "log.jsonl").read_text() for name in ("whole", "parts")]
     assert logs[0] == logs[1] and len(logs[0].splitlines()) == 7
-    assert all(row["loss"] == pytest.approx(2 * row["half"]) for row in whole[1:])
+    assert all(row.means["loss"] == pytest.approx(2 * row.means["half"]) for row in whole[1:])
     assert run_loop(Noisy(), loop, TEXT, HELD, tmp_path / "parts", {}, quiet) == whole  # a finished one is read
     assert not any(name.startswith("optimizer.") for name in load_file(tmp_path / "parts" / "checkpoint.safetensors"))
 
@@ -108,7 +117,7 @@ def test_a_time_limit_ends_training_with_the_rate_at_its_end(tmp_path: Path, mon
     monkeypatch.setattr(LoopSettings, "lr_factor", factor)
     long = replace(LOOP, steps=1000, checkpoint_s=1e9)
     rows = run_loop(Noisy(), long, TEXT, HELD, tmp_path, {}, quiet, limit_s=100.0)
-    assert 20 < rows[-1]["step"] < 110 and "held_out" in rows[-1]
+    assert 20 < rows[-1].step < 110 and rows[-1].held_out is not None
     assert rates[-1] < 0.1 < max(rates)
     assert (tmp_path / "checkpoint.safetensors").exists()
 
@@ -118,8 +127,8 @@ def test_the_rows_are_means_over_their_steps(tmp_path: Path) -> None:
         run_loop(Noisy(), replace(LOOP, log_every=every), TEXT, HELD, tmp_path / str(every), {}, quiet)
         for every in (8, 1)
     )
-    losses = [row["loss"] for row in fine[1:]]
-    assert [row["loss"] for row in coarse[1:]] == pytest.approx([np.mean(losses[i : i + 8]) for i in (0, 8, 16)])
+    losses = [row.means["loss"] for row in fine[1:]]
+    assert [row.means["loss"] for row in coarse[1:]] == pytest.approx([np.mean(losses[i : i + 8]) for i in (0, 8, 16)])
 
 
 def test_the_learning_rate_rises_and_falls_to_zero() -> None:
@@ -161,7 +170,7 @@ def test_a_process_killed_at_any_moment_leaves_what_can_be_gone_on_from(tmp_path
     assert done.returncode == -signal.SIGKILL
     assert len((tmp_path / "parts" / "log.jsonl").read_text().splitlines()) == 2  # steps 0 and 4
     parts, whole = (run_loop(Noisy(), LOOP, TEXT, HELD, tmp_path / name, {}, quiet) for name in ("parts", "whole"))
-    assert parts == whole and [row["step"] for row in whole] == [0, 4, 8, 12, 16, 20, 24]
+    assert parts == whole and [row.step for row in whole] == [0, 4, 8, 12, 16, 20, 24]
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -209,8 +218,8 @@ class Quadratic(Noisy):
         super().__init__()
         self.lr = lr
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return [{"params": [self.weight], "lr": self.lr}]
+    def parameter_groups(self) -> list[ParameterGroup]:
+        return [ParameterGroup([self.weight], self.lr)]
 
     def loss(self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None) -> LossAndParts:
         return (self.weight**2).mean(), {}
@@ -226,7 +235,7 @@ def test_a_loss_that_climbs_away_stops_the_training(tmp_path: Path, row_steps: i
         run_loop(Quadratic(100.0), loop, TEXT, HELD, tmp_path / "a", {}, quiet)
     assert "--warmup" in str(caught.value) and not list((tmp_path / "a").glob("drafter*"))
     for lr in (0.0, 0.05):
-        assert run_loop(Quadratic(lr), loop, TEXT, HELD, tmp_path / f"{lr}", {}, quiet)[-1]["loss"] <= 1.0
+        assert run_loop(Quadratic(lr), loop, TEXT, HELD, tmp_path / f"{lr}", {}, quiet)[-1].means["loss"] <= 1.0
 
 
 # Ctrl-C: the step is finished and kept, and the training goes on to the same weights.
@@ -291,7 +300,7 @@ def test_where_signals_are_ignored_they_stay_so(tmp_path: Path) -> None:
         rows = run_loop(Interrupting(3), NEVER, TEXT, HELD, tmp_path, {}, quiet)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert rows[-1]["step"] == 24
+    assert rows[-1].step == 24
 
 
 def test_a_full_disk_is_said_by_safetensors_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def word_prompts() -> list[Prompt]:
 
 def train(folder: Path, model: Any, settings: SpaceSettings = FAST, loop: LoopSettings = LOOP, **options: Any) -> Any:
     text = word_text(count=options.pop("count", 12))
-    return train_space(alone(model), settings, TextRun(text, loop, folder, **options))
+    return train_space(alone(model), settings, TextRun(text, loop, folder, **options)).as_dict()
 
 
 def as_pair(loaded: tuple[Any, DrafterKind], eos_token_ids: tuple[int, ...] = ()) -> Pair:
