@@ -43,7 +43,7 @@ from realrun.drafters.eagle3 import (
     mid_layer,
     plain_layer,
 )
-from realrun.drafters.kind import DrafterKind, draft_vocabulary
+from realrun.drafters.kind import DrafterFacts, DrafterKind, draft_vocabulary
 from realrun.lm.cached import CachedLM, grown
 from realrun.lm.choice import static_serves
 from realrun.lm.head import Float32Head, PartialHead, gives_float32, logits_type, spread
@@ -100,7 +100,7 @@ class Block(Fusion):
         self._check(config, target)
         sizes, chosen = layer_config(config), tuple(config["states_after"])
         size, eps = int(sizes.hidden_size), sizes.rms_norm_eps
-        super().__init__(config, len(chosen), size, eps)
+        super().__init__(sizes, len(chosen))
         self.facts, self.config, self.tokens = dict(config), sizes, tokens
         self.form, self.states_after = config["form"], chosen
         self.layers = torch.nn.ModuleList(plain_layer(sizes, number) for number in range(int(sizes.num_hidden_layers)))
@@ -108,7 +108,7 @@ class Block(Fusion):
         if self.form == DFLASH:
             self.hidden_norm = LlamaRMSNorm(size, eps=eps)
         else:
-            self.layers[0] = mid_layer(sizes, config)
+            self.layers[0] = mid_layer(sizes)
             self.mask_hidden = torch.nn.Parameter(torch.zeros(1, 1, len(chosen) * size))
         rows, vocabulary = None if tokens is None else len(tokens), int(target.config.vocab_size)
         if EMBEDDING in own:
@@ -487,7 +487,7 @@ class BlockKind(DrafterKind):
         return self.drafted
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> DrafterFacts:
         return {
             "form": self.block.form,
             "block": self.drafted,

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from realrun.drafters.edd import one_layer_model
-from realrun.drafters.kind import DRAFT_TOKENS, InsideTargetKind, draft_tokens, draft_vocabulary
+from realrun.drafters.kind import DRAFT_TOKENS, DrafterFacts, InsideTargetKind, draft_tokens, draft_vocabulary
 from realrun.drafters.state_drafter import STATE_ROWS, StateDrafterLM, StatePass, StateRows, StaticStateDrafter
 from realrun.lm.cached import CachedLM
 from realrun.lm.head import partial_head
@@ -343,7 +343,7 @@ class EagleKind(InsideTargetKind):
         return target, cls(eagle.eval())
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> DrafterFacts:
         return draft_vocabulary(self.eagle.vocabulary)
 
     @property

@@ -26,7 +26,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from realrun.drafters.eagle import EagleKind, EagleLM, RowsOfStates, StaticRowsOfStates
-from realrun.drafters.kind import draft_vocabulary
+from realrun.drafters.kind import DrafterFacts, draft_vocabulary
 from realrun.drafters.state_drafter import StateDrafterLM, StaticStateDrafter
 from realrun.lm.head import Float32Head, PartialHead, gives_float32
 from realrun.lm.layer_stack import PartsLM
@@ -131,12 +131,12 @@ def plain_layer(config: Any, number: int) -> Any:
     return (Qwen3DecoderLayer if isinstance(config, Qwen3Config) else LlamaDecoderLayer)(config, number)
 
 
-def mid_layer(config: Any, stated: Mapping[str, Any]) -> Any:
-    """Make a drafter's first layer. stated : its config.json, which says what the residual is."""
+def mid_layer(config: Any) -> Any:
+    """Make a drafter's first layer; its configuration says what the residual is."""
     kind = Qwen3MidLayer if isinstance(config, Qwen3Config) else LlamaMidLayer
     layer = kind(config, 0)
     layer.widen(int(config.hidden_size), config.rms_norm_eps)
-    layer.norm_before_residual = bool(stated.get("norm_before_residual"))
+    layer.norm_before_residual = bool(getattr(config, "norm_before_residual", False))
     return layer
 
 
@@ -151,15 +151,16 @@ class Fusion(torch.nn.Module):
     """Norms and projection that fuse k states of the target [..., k d] into one [..., d].
 
     The tensors have the names of checkpoints: fc, input_norm, fc_norm.
-    stated : the drafter's config.json; states : k; size : d
+    config : of the drafter; states : k
     """
 
-    def __init__(self, stated: Mapping[str, Any], states: int, size: int, eps: float):
+    def __init__(self, config: Any, states: int):
         super().__init__()
+        size, eps = int(config.hidden_size), config.rms_norm_eps
         self.fc = torch.nn.Linear(states * size, size, bias=False)
-        self.input_norm = LlamaRMSNorm(states * size, eps=eps) if stated.get("norm_before_fc") else None
+        self.input_norm = LlamaRMSNorm(states * size, eps=eps) if getattr(config, "norm_before_fc", False) else None
         norms = [LlamaRMSNorm(size, eps=eps) for _ in range(states)]
-        self.fc_norm = torch.nn.ModuleList(norms) if stated.get("fc_norm") else None
+        self.fc_norm = torch.nn.ModuleList(norms) if getattr(config, "fc_norm", False) else None
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         """Compute the fused state [..., d]."""
@@ -193,15 +194,14 @@ class Eagle3(Fusion):
         # The target's positions: published drafters often state fewer, and their angles do not depend on it.
         positions = {"max_position_embeddings": int(target.config.get_text_config().max_position_embeddings)}
         sizes = layer_config({**stated, **positions, "vocab_size": int(target.config.vocab_size)})
-        size = int(sizes.hidden_size)
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
-            super().__init__(stated, len(chosen), size, sizes.rms_norm_eps)
-            self.midlayer = mid_layer(sizes, stated)
+            super().__init__(sizes, len(chosen))
+            self.midlayer = mid_layer(sizes)
             above = range(1, int(sizes.num_hidden_layers))
             self.layers = torch.nn.ModuleDict({str(number): plain_layer(sizes, number) for number in above})
         self.config_json, self.states_after, self.config = stated, chosen, sizes
-        self.norm = LlamaRMSNorm(size, eps=self.config.rms_norm_eps)
+        self.norm = LlamaRMSNorm(int(sizes.hidden_size), eps=sizes.rms_norm_eps)
         self.to(target.device, target.dtype)
         self.norm.load_state_dict(target.model.norm.state_dict(), strict=False)  # trains faster, like the head's start
         self.draft_only(target, tokens)
@@ -302,7 +302,7 @@ class Eagle3LM(RowsOfStates, EagleLM):
         return features
 
     def handed_on(self, x: torch.Tensor) -> torch.Tensor:
-        normed: torch.Tensor = self.norm(x) if self.eagle.config_json.get("norm_output") else x
+        normed: torch.Tensor = self.norm(x) if getattr(self.eagle.config, "norm_output", False) else x
         return normed
 
     def finish(self, x: torch.Tensor, keep: int = 0) -> torch.Tensor:
@@ -334,7 +334,7 @@ class Eagle3Kind(EagleKind):
 
     @property
     def static(self) -> bool:  # type: ignore[override]
-        return not self.eagle.layers and not self.eagle.config_json.get("norm_output")
+        return not self.eagle.layers and not getattr(self.eagle.config, "norm_output", False)
 
     @classmethod
     def check_target(cls, target: Any) -> None:
@@ -359,7 +359,7 @@ class Eagle3Kind(EagleKind):
         return target, cls(eagle.eval())
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> DrafterFacts:
         return {"states_after": list(self.eagle.states_after), **draft_vocabulary(self.eagle.tokens)}
 
     def splits(self, target: Any) -> Sequence[int]:

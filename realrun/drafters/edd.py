@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from realrun.drafters.independent import IndependentKind
-from realrun.drafters.kind import DRAFT_TOKENS, InsideTargetKind, Origin, draft_tokens, draft_vocabulary
+from realrun.drafters.kind import DRAFT_TOKENS, DrafterFacts, InsideTargetKind, Origin, draft_tokens, draft_vocabulary
 from realrun.drafters.state_drafter import STATE_ROWS, StateDrafterLM, StatePass, StaticStateDrafter
 from realrun.lm.cached import CachedLM
 from realrun.lm.head import partial_head, tokens_of_head
@@ -195,7 +195,7 @@ class EDDKind(InsideTargetKind):
         return static, StaticDraftDecoder(static, self.decoder)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> DrafterFacts:
         return {"states_after": self.split, **draft_vocabulary(tokens_of_head(self.decoder))}
 
     def weights(self, target: Any) -> Sequence[torch.nn.Module]:
@@ -218,5 +218,5 @@ class VDMKind(IndependentKind):
         return target, cls(decoder)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> DrafterFacts:
         return draft_vocabulary(tokens_of_head(self.model))

@@ -22,7 +22,14 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
-from realrun.drafters.kind import DRAFT_TOKENS, InsideTargetKind, StaticInsideTarget, draft_tokens, draft_vocabulary
+from realrun.drafters.kind import (
+    DRAFT_TOKENS,
+    DrafterFacts,
+    InsideTargetKind,
+    StaticInsideTarget,
+    draft_tokens,
+    draft_vocabulary,
+)
 from realrun.lm.cached import CachedLM
 from realrun.lm.choice import static_serves
 from realrun.lm.head import partial_head, tokens_of_head
@@ -235,7 +242,7 @@ class EESDKind(InsideTargetKind):
         return IndependentKind(self.model).make_recorder(target, sampler)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> DrafterFacts:
         exits = int(self.model.config.num_hidden_layers) - self.split
         return {"layers": self.split, "exit_layers": exits, **draft_vocabulary(tokens_of_head(self.model))}
 

@@ -22,6 +22,7 @@ from realrun.proposals.target_cache import target_cache_recorder
 from specsim.io.errors import InputError
 
 Origin = Literal["file", "model", "target"]
+DrafterFacts = Mapping[str, int | str | list[int]]  # what a trace says of its drafter, by name
 DRAFT_TOKENS = "draft_tokens"  # in the file: int32 [n], the tokens that are drafted, if not all
 
 
@@ -31,7 +32,7 @@ def draft_tokens(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
     return None if some is None else some.long()
 
 
-def draft_vocabulary(tokens: torch.Tensor | None) -> dict[str, Any]:
+def draft_vocabulary(tokens: torch.Tensor | None) -> DrafterFacts:
     """Describe the tokens that a drafter drafts, as a part of its facts."""
     return {} if tokens is None else {"draft_vocabulary": len(tokens)}
 
@@ -93,7 +94,7 @@ class DrafterKind(ABC):
         return None
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> DrafterFacts:
         """Describe the drafter, for a trace's "drafter_facts"."""
         return {}
 

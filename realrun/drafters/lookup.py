@@ -21,7 +21,7 @@ from realrun.decode.draft import Draft, KeepDrafting
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
-from realrun.drafters.kind import DrafterKind, Origin
+from realrun.drafters.kind import DrafterFacts, DrafterKind, Origin
 from realrun.lm.cached import CachedLM
 from realrun.lm.choice import make_lm
 from realrun.lm.clock import now
@@ -147,7 +147,7 @@ class LookupKind(DrafterKind):
         return partial(_columns, int(target.config.vocab_size))
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> DrafterFacts:
         return {"longest_ngram": RULE.max_ngram}
 
     def weights(self, target: Any) -> Sequence[torch.nn.Module]:

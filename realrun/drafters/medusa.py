@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from realrun.decode.acceptance_predictor import Predictor, pending_token_states
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.kind import DRAFT_TOKENS, DrafterKind, draft_tokens, draft_vocabulary
+from realrun.drafters.kind import DRAFT_TOKENS, DrafterFacts, DrafterKind, draft_tokens, draft_vocabulary
 from realrun.drafters.parallel_rows import ParallelRowsLM
 from realrun.lm.cached import CachedLM
 from realrun.lm.choice import make_lm
@@ -228,7 +228,7 @@ class MedusaKind(DrafterKind):
         return len(self.heads)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> DrafterFacts:
         return {"heads": len(self.heads), **draft_vocabulary(self.heads.tokens)}
 
     def weights(self, target: Any) -> Sequence[torch.nn.Module]:

@@ -31,7 +31,7 @@ from transformers.utils.hub import cached_file
 
 from realrun.drafters.eagle import EagleKind, EagleLM, RowsOfStates
 from realrun.drafters.edd import EMBEDDING, HEAD, share_vocabulary
-from realrun.drafters.kind import Origin
+from realrun.drafters.kind import DrafterFacts, Origin
 from realrun.drafters.state_drafter import StateDrafterLM
 from realrun.lm.cached import FULL, CachedLM, has_recurrent_layers
 from realrun.lm.layer_stack import PartsLM, model_parts
@@ -272,7 +272,7 @@ class MtpKind(EagleKind):
         return target, cls(Mtp(target, layout, modules[0], len(modules)).eval())
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> DrafterFacts:
         return {"modules": self.eagle.modules_shipped}
 
     def make_passes(self, target: Any) -> tuple[Any, CachedLM]:

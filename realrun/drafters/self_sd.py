@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from realrun.drafters.kind import InsideTargetKind, StaticInsideTarget
+from realrun.drafters.kind import DrafterFacts, InsideTargetKind, StaticInsideTarget
 from realrun.lm.cached import CachedLM
 from realrun.lm.layer_stack import PartsLM
 from realrun.lm.split_target import SplitTarget
@@ -136,7 +136,7 @@ class SelfSDKind(InsideTargetKind):
         return SkippedSublayers(*(with_blocks(target, layers) for layers in self.skips))
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> DrafterFacts:
         return self.skips.in_order
 
     def weights(self, target: Any) -> Sequence[torch.nn.Module]:

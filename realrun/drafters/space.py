@@ -23,7 +23,7 @@ from realrun.decode.acceptance_predictor import Predictor
 from realrun.decode.draft import layout
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.kind import DrafterKind
+from realrun.drafters.kind import DrafterFacts, DrafterKind
 from realrun.drafters.parallel_rows import ParallelRowsLM
 from realrun.lm.cached import CachedLM, refuse_recurrent_layers
 from realrun.lm.choice import make_lm
@@ -322,5 +322,5 @@ class SpaceKind(DrafterKind):
         return self.masks
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> DrafterFacts:
         return {"masks": self.masks}

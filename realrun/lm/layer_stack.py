@@ -215,7 +215,9 @@ class LibraryParts:
             return self.types[0]
         return SLIDING if getattr(layer.self_attn, "sliding_window", None) else FULL
 
-    def places(self, x: torch.Tensor, positions: torch.Tensor, types: Iterable[str]) -> dict[str, Any]:
+    def places(
+        self, x: torch.Tensor, positions: torch.Tensor, types: Iterable[str]
+    ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Compute rotary embeddings of rows [1, n, d] at these positions, for each type of layer."""
         rotary = self.model.model.rotary_emb
         if hasattr(rotary, "layer_types"):  # Gemma 3 has other angles for layers with windows

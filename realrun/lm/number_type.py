@@ -16,6 +16,7 @@ import torch
 
 from realrun.lm.cached import CachedLM
 from realrun.lm.head import gives_float32, with_float32_logits
+from specsim.io.arrays import Array
 from specsim.io.errors import InputError
 
 FLOAT32_LOGITS = "-float32-logits"
@@ -106,7 +107,7 @@ def check_drafted(drafted: torch.Tensor) -> None:
         raise NotFinite
 
 
-def check_columns(columns: Mapping[str, Any]) -> None:
+def check_columns(columns: Mapping[str, Array]) -> None:
     """Raise NotFinite for columns of a trace that hold NaN."""
     if any(column.dtype.kind == "f" and np.isnan(column).any() for column in columns.values()):
         raise NotFinite

@@ -87,7 +87,7 @@ def gguf_file(name: str) -> Path | None:
     return Path(name)
 
 
-def dequantise(file: Path, folder: Path) -> dict[str, Any]:
+def dequantise(file: Path, folder: Path) -> dict[str, str]:
     """Write the model of a GGUF file as a folder of float32 weights, with tokenizer and chat template.
 
     Parameters

@@ -101,8 +101,8 @@ class Pair:
     @property
     def drafter_facts(self) -> dict[str, Any]:
         """Describe the drafter and, under "training", how it was trained; for a trace."""
-        facts = self.drafter.facts
-        return facts if self.training is None else {**facts, "training": dict(self.training)}
+        training = {} if self.training is None else {"training": dict(self.training)}
+        return {**self.drafter.facts, **training}
 
     @property
     def core(self) -> Pair:
@@ -424,7 +424,7 @@ def fit_vocabulary(model: Any, tokenizer_tokens: int, size: int) -> Any:
     return model
 
 
-def padding_notes(models: Mapping[str, Any]) -> list[str]:
+def padding_notes(models: Mapping[str, PreTrainedModel]) -> list[str]:
     """Describe, by role, the padding that was cut off these models; empty if nothing was."""
     return [
         f"vocabulary: {model.config.vocab_size} tokens, of the target's tokenizer; {cut} padding rows of the {role}'s "

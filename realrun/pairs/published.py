@@ -121,7 +121,7 @@ def drafter_name(folder: Path) -> str | None:
         return "medusa"
     if not (folder / CONFIG).is_file():
         return None
-    config = _config(folder)
+    config = _read_config(folder)
     written = json.dumps([config.get(key) for key in ("architectures", "speculators_model_type")]).lower()
     other = next((name for name in OTHERS if name in written), None)
     stated = drafter_config(config)
@@ -141,16 +141,16 @@ def read_published(folder: Path) -> Published:
     if name in OTHERS:
         raise InputError(f"drafter {folder} is {OTHERS[name]}, which is not read; published drafters are {READ}")
     readers = {
-        "eagle": _eagle,
-        "eagle3": _eagle3,
-        "p-eagle": _block,
-        "dflash": _block,
-        "dspark": _block,
-        "medusa": _medusa,
+        "eagle": _read_eagle,
+        "eagle3": _read_eagle3,
+        "p-eagle": _read_block,
+        "dflash": _read_block,
+        "dspark": _read_block,
+        "medusa": _read_medusa,
     }
     if name not in readers:
         raise InputError(f"drafter {folder} is of kind {name}, which is not read; published drafters are {READ}")
-    config = _config(folder) if (folder / CONFIG).is_file() else {}
+    config = _read_config(folder) if (folder / CONFIG).is_file() else {}
     tensors = {key: tensor for key, tensor in _tensors(folder).items() if key not in VERIFIER}
     checked(config, str(folder / CONFIG), Stated, invalid=AGAIN)
     try:
@@ -162,7 +162,7 @@ def read_published(folder: Path) -> Published:
     return published
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, Any]:
     name = str(folder / CONFIG)
     config: dict[str, Any] = read_json(folder / CONFIG, name, dict[str, Any], missing=AGAIN, invalid=AGAIN)
     return config
@@ -224,7 +224,7 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flat.items() if key not in (LAYERS, "auto_map") and "speculators" not in key}
 
 
-def _eagle(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
+def _read_eagle(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
     """Read EAGLE-1 and -2: the layer that vLLM runs, with or without a bias, and the target's embedding and head."""
     layernorms = [name for name in tensors if name.endswith(("embedding_layernorm.weight", "lm_head_layernorm.weight"))]
     if layernorms:
@@ -237,7 +237,7 @@ def _eagle(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Publish
     return Published("eagle", renamed, {})
 
 
-def _eagle3(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
+def _read_eagle3(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
     stated = {**_flat(config), "architectures": [ARCHITECTURE]}
     if LAYERS in config:  # vLLM's default for files of speculators
         stated.setdefault("norm_before_residual", True)
@@ -245,7 +245,7 @@ def _eagle3(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Publis
     return Published("eagle3", renamed, {"config": stated})
 
 
-def _block(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
+def _read_block(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
     stated, own = _flat(config), config.get("dflash_config") or {}
     tensors = {name.removeprefix("logit_head."): tensor for name, tensor in tensors.items()}
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("confidence_head.")}
@@ -285,7 +285,7 @@ def _block(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Publish
     return Published("block", tensors, {"config": {**stated, **facts}})
 
 
-def _medusa(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
+def _read_medusa(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
     """Read MEDUSA's heads: for each, a residual block of one layer, mostly with a bias, and a head."""
     blocks: dict[tuple[str, int], torch.Tensor] = {}
     for name, tensor in tensors.items():

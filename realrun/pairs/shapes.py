@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,49 +25,49 @@ INIT_STD = 0.02  # of weight matrices; with norms of 1 the largest shapes stay f
 REDUCED_LAYERS, REDUCED_HEADS, REDUCED_HEAD_DIM, REDUCED_VOCAB = 2, 4, 16, 384
 
 
-# Entries of config.json beside the shape that `public_shapes` has.
-LLAMA: dict[str, Any] = {
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-}
-SHORT = {"max_position_embeddings": 2048}
-OLD = {**SHORT, "rms_norm_eps": 1e-6}  # of LLaMA, before Llama 2
-QWEN3: dict[str, Any] = {
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
-}
+@dataclass(frozen=True)
+class Entries:
+    """Entries of config.json beside the shape that `public_shapes` has."""
+
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_parameters: dict[str, str | float]
 
 
-def _llama3(factor: float) -> dict[str, Any]:
-    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, "low_freq_factor": 1.0}
-    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-    return {**LLAMA, "max_position_embeddings": 131072, "rope_parameters": rope}
+LLAMA = Entries(4096, 1e-5, {"rope_type": "default", "rope_theta": 10000.0})
+SHORT = replace(LLAMA, max_position_embeddings=2048)
+OLD = replace(SHORT, rms_norm_eps=1e-6)  # of LLaMA, before Llama 2
+QWEN3 = Entries(40960, 1e-6, {"rope_type": "default", "rope_theta": 1000000.0})
 
 
-TARGETS: dict[str, dict[str, Any]] = {
+def _llama3(factor: float) -> Entries:
+    frequencies: dict[str, str | float] = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope = {"rope_type": "llama3", "rope_theta": 500000.0, **frequencies, "original_max_position_embeddings": 8192}
+    return Entries(131072, 1e-5, rope)
+
+
+TARGETS = {
     "llama-2-7b": LLAMA,  # Touvron et al. 2023; Vicuna-7B v1.5 too
     "llama-2-13b": LLAMA,  # Vicuna-13B v1.5 too
     "llama-2-70b": LLAMA,
     "llama-3.1-8b": _llama3(8.0),
     "qwen3-8b": QWEN3,
-    "vicuna-33b": LLAMA | OLD,  # LLaMA-33B, MEDUSA Table 1's largest model
+    "vicuna-33b": OLD,  # LLaMA-33B, MEDUSA Table 1's largest model
 }
 
 # Drafters, each with the vocabulary of its targets.
 ONE_LAYER = {"one-layer-7b": "llama-2-7b", "one-layer-13b": "llama-2-13b"}
-DRAFTERS: dict[str, dict[str, Any]] = {
+DRAFTERS = {
     "llama-2-drafter-115m": LLAMA,  # AdaEDL section 4.1's, made by direct alignment
     # One decoder layer of the target's shape with the target's embedding and head: EDD (section 3.1) and
     # its baselines VDM and EAGLE. EDD's cross-attention and EAGLE's input projection (2 hidden x hidden)
     # are left out.
-    **{name: {**LLAMA, "num_hidden_layers": 1} for name in ONE_LAYER},
+    **dict.fromkeys(ONE_LAYER, LLAMA),
     # Vanilla SD in EESD's Tables 1 to 3: Vicuna-68M, of LLaMA-68M's shape, and TinyLLaMA-1.1B (Zhang et al.
     # 2024), also the drafter of AdaEDL's Figure 4.
-    "llama-68m": LLAMA | OLD,
-    "tinyllama-1.1b": LLAMA | SHORT,
-    "llama-160m": LLAMA | OLD,  # a usual drafter of Llama 2 in later work
+    "llama-68m": OLD,
+    "tinyllama-1.1b": SHORT,
+    "llama-160m": OLD,  # a usual drafter of Llama 2 in later work
     # The smallest sisters of the newer targets.
     "llama-3.2-1b": _llama3(32.0),
     "qwen3-0.6b": QWEN3,
@@ -85,7 +85,8 @@ def shape_config(name: str, *, positions: int | None = None, smoke: bool = False
     """
     if name not in SHAPES:
         raise InputError(f"shape {name!r} is unknown; known: {', '.join(SHAPES)}")
-    values = deepcopy({**public_shapes()[ONE_LAYER.get(name, name)], **SHAPES[name]})
+    layers = {"num_hidden_layers": 1} if name in ONE_LAYER else {}
+    values = {**public_shapes()[ONE_LAYER.get(name, name)], **asdict(SHAPES[name]), **layers}
     config = CONFIGS[values.pop("model_type")](**values)
     if positions is not None:
         config.max_position_embeddings = max(positions, config.max_position_embeddings)
