@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from realrun.cli.options import (
     OVERWRITE_HELP,
@@ -25,7 +25,9 @@ from specsim.io.errors import InputError
 from specsim.io.settings import Settings, setting
 
 if TYPE_CHECKING:
+    from realrun.versions.compare import CompareRow, Comparison
     from specsim.policy.base import Policy
+    from specsim.replaying.intervals import Estimate
 
 NOT_DECIDABLE = 3  # exit code
 SETTLED = re.compile(r"([^(]+)\((.*)\)")  # a policy with settings, as tables print it
@@ -134,11 +136,11 @@ def compare(
             clock,
             machine.kernels,
         )
-        document = compare_versions(
+        comparison = compare_versions(
             job.base, job.head, chosen, settings, job.out, overwrite=job.overwrite, progress=report
         )
-    code = exit_code([row["exceeds"] for row in document["rows"]])
-    return Answer(document, partial(print_comparison, document, job.out), code=code)
+    code = exit_code([row.exceeds for row in comparison.rows])
+    return Answer(comparison.as_dict(), partial(print_comparison, comparison, job.out), code=code)
 
 
 def exit_code(exceeds: Sequence[bool | None]) -> int:
@@ -161,40 +163,38 @@ def _kind_and_settings(text: str) -> tuple[type[Policy], dict[str, str]]:
     return kind, settings
 
 
-def print_comparison(document: Mapping[str, Any], out: Path) -> None:
+def print_comparison(comparison: Comparison, out: Path) -> None:
     """Print the verdict of every row, and how far to trust it."""
     from specsim.report.page import load_text
 
-    rows = document["rows"]
-    for name in ("base", "head"):
-        side = document[name]
+    base, head = comparison.versions["base"], comparison.versions["head"]
+    for name, side in (("base", base), ("head", head)):
         versions = ", ".join(f"{package} {side[package]}" for package in ("torch", "transformers"))
         print(f"{name}: {side['name']}, code {side['code'][:12]}, {versions}")
-    if document["base"]["weights"] != document["head"]["weights"]:
+    if base["weights"] != head["weights"]:
         print("note: base and head have other weights, which changes acceptance")
-    print(f"machine: {load_text(document['load'])}")
-    if left_out := document["prompts_left_out"]:
-        print(f"prompts left out for the time: {left_out} of {left_out + document['prompts']['count']}")
-    title = f"{document['restarts']} restarts, {document['prompts']['count']} prompts; positive is slower"
+    print(f"machine: {load_text(comparison.load._asdict())}")
+    prompts = len(comparison.prompts)
+    if left_out := comparison.prompts_left_out:
+        print(f"prompts left out for the time: {left_out} of {left_out + prompts}")
+    title = f"{comparison.restarts} restarts, {prompts} prompts; positive is slower"
     columns = ["policy", "verdict", "time per token", "time per round", "mean acceptance length (tau)", "A/A test"]
-    print_table(title, columns, [_cells(row) for row in rows])
+    print_table(title, columns, [_cells(row) for row in comparison.rows])
     print(f"full result: {out / 'compare.json'}")
 
 
-def _cells(row: Mapping[str, Any]) -> Sequence[str]:
-    changes = (_percent_text(row[f"{key}_percent"]) for key in ("slowdown", "round_time"))
-    same = row["rounds_identical_percent"] == 100
-    tau = "same rounds" if same else f"{row['tau']['base']:.3f} -> {row['tau']['head']:.3f}"
-    return [row["label"], verdict_text(row), *changes, tau, _percent_text(row["null_percent"])]
+def _cells(row: CompareRow) -> Sequence[str]:
+    changes = (_percent_text(change) for change in (row.slowdown, row.round_time))
+    tau = "same rounds" if row.rounds_identical_percent == 100 else f"{row.tau[0]:.3f} -> {row.tau[1]:.3f}"
+    return [row.label, verdict_text(row), *changes, tau, _percent_text(row.null_change)]
 
 
-def verdict_text(row: Mapping[str, Any]) -> str:
+def verdict_text(row: CompareRow) -> str:
     """Write the verdict of a row in words."""
-    change = row["slowdown_percent"]
-    if row["verdict"] == "no change":
-        return f"no change larger than {max(change['high'], -change['low']):.1f} %"
-    return str(row["verdict"])
+    if row.verdict == "no change":
+        return f"no change larger than {max(row.slowdown.high, -row.slowdown.low):.1f} %"
+    return row.verdict
 
 
-def _percent_text(change: Mapping[str, float]) -> str:
-    return f"{change['estimate']:+.1f} % [{change['low']:+.1f}, {change['high']:+.1f}]"
+def _percent_text(change: Estimate) -> str:
+    return f"{change:+.1f} % [{change.low:+.1f}, {change.high:+.1f}]"

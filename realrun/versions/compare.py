@@ -19,18 +19,19 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self, TypedDict
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
+from msgspec import convert
 
 from realrun.decode.sampling import Sampler
 from realrun.kept_files import claim, log_end, read_kept
-from realrun.machine_load import Ticks, load_from, watch
+from realrun.machine_load import Load, Ticks, load_from, watch
 from realrun.measure.interleaving import TURN_ROUNDS, take_turns
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
@@ -150,11 +151,11 @@ class Worker:
             self.log.seek(0)
             log = log_end(self.log.read())
             raise InputError(f"the process of {self.side.name} {what}: {log}; run its Python to see why")
-        answer: dict[str, Any] = json.loads(line)
+        answer = json.loads(line)
         if "error" in answer:
             what = " ".join(str(answer["error"]).split())
             raise InputError(f"{self.side.name} does not decode: {what:.400}; compare a version that can run this job")
-        return answer
+        return dict(answer)
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         """Run a command and return its result."""
@@ -169,7 +170,7 @@ def ask_all(workers: Sequence[Worker], do: str, **arguments: Any) -> list[dict[s
     return [worker.answer() for worker in workers]
 
 
-def identity_of(side: Side, started: Mapping[str, Any]) -> dict[str, Any]:
+def identity_of(side: Side, started: Mapping[str, str]) -> dict[str, str]:
     """Return what a side's times depend on. started : answer of its worker to "start" """
     folder = Path(started["folder"])
     if side.checkout is not None and folder != side.checkout.resolve():
@@ -257,7 +258,15 @@ def exceeds(slowdown_percent: Estimate, limit_percent: float) -> bool | None:
     return False if slowdown_percent.high <= limit_percent else None
 
 
-class Run(TypedDict):
+class Decoded(NamedTuple):
+    """Tokens that a process decoded once, and its rounds: drafted, accepted, seconds."""
+
+    tokens: list[int]
+    rounds: list[tuple[int, int, float]]
+
+
+@dataclass
+class Run:
     """A process's decoding of a prompt, its rounds as `typical_run` takes them."""
 
     tokens: int
@@ -267,7 +276,8 @@ class Run(TypedDict):
     seconds: float
 
 
-class RestartFile(TypedDict):
+@dataclass
+class Restart:
     """A restart: runs [arm][process][prompt], arm 0 is the baseline.
 
     prompts : numbers of those that were decoded, the same in every restart
@@ -282,7 +292,7 @@ class RestartFile(TypedDict):
 @contextmanager
 def started(
     sides: Sequence[Side], job: Mapping[str, Any], number: int
-) -> Iterator[tuple[list[Worker], dict[str, Any]]]:
+) -> Iterator[tuple[list[Worker], dict[str, dict[str, str]]]]:
     """Start the processes of a restart; gives them, and by version what its times depend on."""
     base, head = sides
     with ExitStack() as stack:
@@ -305,7 +315,7 @@ def decode_all(
 
     Returns the prompts that were decoded, and runs [arm][process][prompt].
     """
-    layouts: dict[tuple[int, int, int], list[Any]] = defaultdict(list)
+    layouts: dict[tuple[int, int, int], list[Decoded]] = defaultdict(list)
     begun_s, done = time.monotonic(), 0
     for layout in range(LAYOUTS):
         if layout:
@@ -315,6 +325,7 @@ def decode_all(
                 decodings = [RemoteDecoding(worker, arm, prompt, layout) for worker in workers]
                 take_turns(decodings, order, turn_rounds=1)
                 for process, decoding in enumerate(decodings):
+                    assert decoding.run is not None
                     layouts[arm, process, prompt].append(decoding.run)
                 done += 1
                 progress(done, LAYOUTS * len(prompts) * arms)
@@ -336,7 +347,8 @@ class RemoteDecoding:
     def __init__(self, worker: Worker, arm: int, prompt: int, layout: int):
         self.worker = worker
         self.rounds = TURN_ROUNDS - layout % TURN_ROUNDS  # of the next turn
-        self.position, self.run = 0, None
+        self.position = 0
+        self.run: Decoded | None = None
         worker.ask("begin", arm=arm, prompt=prompt)
 
     @property
@@ -345,26 +357,23 @@ class RemoteDecoding:
 
     def advance(self) -> None:
         state = self.worker.ask("advance", rounds=self.rounds)
-        self.position, self.run, self.rounds = state["position"], state["run"], TURN_ROUNDS
+        self.position, self.rounds = state["position"], TURN_ROUNDS
+        self.run = state["run"] and Decoded(**state["run"])
 
 
-def typical_run(layouts: Sequence[Mapping[str, Any]]) -> Run:
+def typical_run(layouts: Sequence[Decoded]) -> Run:
     """Summarise the runs of a process on a prompt: each round takes the mean of the faster half of its repeats.
 
     Interruptions and busy neighbours only ever add time. Where runs do other rounds, the median run counts.
     """
-    logs = [[round_[:2] for round_ in run["rounds"]] for run in layouts]
-    seconds = [[round_[2] for round_ in run["rounds"]] for run in layouts]
+    logs = [[round_[:2] for round_ in run.rounds] for run in layouts]
+    seconds = [[round_[2] for round_ in run.rounds] for run in layouts]
     half = len(layouts) // 2
     middle = int(np.argsort([sum(layout_s) for layout_s in seconds])[half])
     same = all(log == logs[0] for log in logs)
-    return {
-        "tokens": len(layouts[middle]["tokens"]),
-        "rounds": len(logs[middle]),
-        "text": digest(json.dumps(layouts[middle]["tokens"])),
-        "log": digest(json.dumps(logs[middle])),
-        "seconds": float(np.sort(seconds, axis=0)[:half].mean(axis=0).sum()) if same else sum(seconds[middle]),
-    }
+    spent_s = float(np.sort(seconds, axis=0)[:half].mean(axis=0).sum()) if same else sum(seconds[middle])
+    tokens, log = layouts[middle].tokens, logs[middle]
+    return Run(len(tokens), len(log), digest(json.dumps(tokens)), digest(json.dumps(log)), spent_s)
 
 
 @dataclass(frozen=True)
@@ -401,7 +410,7 @@ class CompareSettings:
     clock: str = "wall"
     kernels: str = "auto"
 
-    def job(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    def job_document(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
         """Return what the processes are started with."""
         return {
             "pair": _not_default(self.pair, load_pair),
@@ -414,6 +423,10 @@ class CompareSettings:
             "clock": "" if self.clock == "wall" else self.clock,
             "kernels": "" if self.kernels == "auto" else self.kernels,
         }
+
+    def as_dict(self) -> dict[str, Any]:
+        policies = [str(policy) for policy in self.policies]
+        return {**vars(self), "sampler": vars(self.sampler), "policies": policies}
 
 
 def _not_default(arguments: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
@@ -438,6 +451,79 @@ def _name_of(policy: Policy) -> str:
     return f"{file}:{policy.name}" if file else policy.name
 
 
+@dataclass(frozen=True)
+class CompareRow:
+    """The head against the base: changes in percent, of times positive if the head is slower.
+
+    policy : None for the baseline
+    exceeds : whether the slowdown exceeds the limit; None while that is not decidable
+    tau : mean acceptance lengths of base and head
+    null_change : of the base's second process against its first (A/A test)
+    restart_token_ms : milliseconds per token [process][restart]
+    """
+
+    policy: Policy | None
+    slowdown: Estimate
+    verdict: Verdict
+    exceeds: bool | None
+    round_time: Estimate
+    tau_change: Estimate
+    tau: tuple[float, float]
+    rounds_identical_percent: float
+    output_identical_percent: float
+    null_change: Estimate
+    restart_token_ms: list[list[float]]
+
+    @property
+    def label(self) -> str:
+        return NO_SPECULATION if self.policy is None else str(self.policy)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "label": self.label,
+            "policy": self.policy and self.policy.name,
+            "params": {} if self.policy is None else dict(self.policy.settings),
+            "slowdown_percent": self.slowdown.as_dict(),
+            "verdict": self.verdict,
+            "exceeds": self.exceeds,
+            "round_time_percent": self.round_time.as_dict(),
+            "tau_percent": self.tau_change.as_dict(),
+            "tau": dict(zip(("base", "head"), self.tau, strict=True)),
+            "rounds_identical_percent": self.rounds_identical_percent,
+            "output_identical_percent": self.output_identical_percent,
+            "null_percent": self.null_change.as_dict(),
+            "restart_token_ms": self.restart_token_ms,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two versions compared. versions : what the times of "base" and "head" depend on; prompts : that were decoded"""
+
+    rows: Sequence[CompareRow]
+    restarts: int
+    spent_s: float
+    load: Load
+    settings: CompareSettings
+    versions: Mapping[str, Mapping[str, str]]
+    prompts: Sequence[Prompt]
+    prompts_left_out: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Make the document of compare.json."""
+        return {
+            "kind": "realrun-compare",
+            "rows": [row.as_dict() for row in self.rows],
+            "restarts": self.restarts,
+            "spent_s": self.spent_s,
+            "load": self.load._asdict(),
+            "options": self.settings.as_dict(),
+            **self.versions,
+            "prompts": prompt_facts(self.prompts, ""),
+            "prompts_left_out": self.prompts_left_out,
+        }
+
+
 def compare(
     base: str,
     head: str,
@@ -447,7 +533,7 @@ def compare(
     *,
     overwrite: bool = False,
     progress: Progress = lambda what, done, total: None,
-) -> dict[str, Any]:
+) -> Comparison:
     """Decode the same prompts with two versions of the code at once, and tell whether the second is slower.
 
     Each restart starts three processes: the base, the head, and the base once more (the A/A test). They decode the same
@@ -471,9 +557,9 @@ def compare(
 
     Returns
     -------
-    dict
-        The document of compare.json: versions, and a row for the baseline and each policy with the change of seconds
-        per token in percent (positive is slower) and its interval, its verdict, and what the change is made of.
+    Comparison
+        Versions, and a row for the baseline and each policy with the change of seconds per token in percent (positive
+        is slower) and its interval, its verdict, and what the change is made of.
 
     Raises
     ------
@@ -491,8 +577,8 @@ def compare(
     >>> settings = realrun.CompareSettings({"drafter": "prompt-lookup"}, [], max_new_tokens=2, minutes=0)
     >>> checkout = str(Path(realrun.__file__).parents[1])
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     document = realrun.compare(checkout, checkout, [Prompt("all", [5, 6, 7])], settings, Path(folder))
-    >>> document["restarts"], document["rows"][0]["rounds_identical_percent"]
+    ...     comparison = realrun.compare(checkout, checkout, [Prompt("all", [5, 6, 7])], settings, Path(folder))
+    >>> comparison.restarts, comparison.rows[0].rounds_identical_percent
     (2, 100.0)
     """
     sides = [find_side(base), find_side(head)]
@@ -501,7 +587,8 @@ def compare(
         (out / RESULT).unlink(missing_ok=True)
     if (out / RESULT).exists():
         raise InputError(f"{out} holds a finished comparison; {ANEW}")
-    job, restarts, versions = settings.job(prompts), kept_restarts(out / RESTARTS), dict[str, Any]()
+    job, restarts = settings.job_document(prompts), kept_restarts(out / RESTARTS)
+    versions: dict[str, dict[str, str]] = {}
     while not versions or not finished(restarts, settings):
         number, start_s, load = len(restarts), time.monotonic(), watch()
         with started(sides, job, number) as (workers, versions):
@@ -514,76 +601,70 @@ def compare(
             numbers, runs = decode_all(
                 workers,
                 len(job["policies"]),
-                restarts[0]["prompts"] if restarts else order.permutation(len(prompts)).tolist(),
+                restarts[0].prompts if restarts else order.permutation(len(prompts)).tolist(),
                 math.inf if restarts or not settings.minutes else limit_s,
                 order,
                 partial(progress, f"restart {number + 1}"),
             )
         spent_s, ticks = time.monotonic() - start_s, list(load())  # now that the processes have ended
-        restarts.append({"prompts": numbers, "spent_s": spent_s, "ticks": ticks, "runs": runs})
-        write_json(restarts[-1], out / RESTARTS / f"{number}.json")
-    document = {
-        "kind": "realrun-compare",
-        "rows": rows_of(restarts, settings),
-        "restarts": len(restarts),
-        "spent_s": sum(restart["spent_s"] for restart in restarts),
-        "load": load_from(Ticks(*restart["ticks"]) for restart in restarts)._asdict(),
-        "options": {
-            **vars(settings),
-            "sampler": vars(settings.sampler),
-            "policies": [str(policy) for policy in settings.policies],
-        },
-        **versions,
-        "prompts": prompt_facts([prompts[number] for number in sorted(restarts[0]["prompts"])], ""),
-        "prompts_left_out": len(prompts) - len(restarts[0]["prompts"]),
-    }
-    write_json(document, out / RESULT)
-    return document
+        restarts.append(Restart(numbers, spent_s, ticks, runs))
+        write_json(asdict(restarts[-1]), out / RESTARTS / f"{number}.json")
+    comparison = Comparison(
+        rows_of(restarts, settings),
+        len(restarts),
+        sum(restart.spent_s for restart in restarts),
+        load_from(Ticks(*restart.ticks) for restart in restarts),
+        settings,
+        versions,
+        [prompts[number] for number in sorted(restarts[0].prompts)],
+        len(prompts) - len(restarts[0].prompts),
+    )
+    write_json(comparison.as_dict(), out / RESULT)
+    return comparison
 
 
-def kept_restarts(folder: Path) -> list[RestartFile]:
+def kept_restarts(folder: Path) -> list[Restart]:
     """Read the restarts that an earlier start of the command finished."""
-    documents: Any = map(partial(read_kept, shape=RestartFile), (folder / f"{number}.json" for number in count()))
-    return [*takewhile(lambda document: document is not None, documents)]
+    documents = (read_kept(folder / f"{number}.json", Restart) for number in count())
+    return [convert(document, Restart) for document in takewhile(lambda document: document is not None, documents)]
 
 
-def finished(restarts: Sequence[RestartFile], settings: CompareSettings) -> bool:
+def finished(restarts: Sequence[Restart], settings: CompareSettings) -> bool:
     """Tell whether every row is decided at a look, or there is no time for another restart."""
     made = len(restarts)
     if made < LEAST_RESTARTS:
         return False
-    spent_s = [restart["spent_s"] for restart in restarts]
+    spent_s = [restart.spent_s for restart in restarts]
     if made >= LOOKS[-1] or sum(spent_s) + max(spent_s) > 60 * settings.minutes:
         return True
-    return made in LOOKS and all(row["exceeds"] is not None for row in rows_of(restarts, settings))
+    return made in LOOKS and all(row.exceeds is not None for row in rows_of(restarts, settings))
 
 
-def rows_of(restarts: Sequence[RestartFile], settings: CompareSettings) -> list[dict[str, Any]]:
+def rows_of(restarts: Sequence[Restart], settings: CompareSettings) -> list[CompareRow]:
     """Return a row for the baseline and each policy."""
     confidence = confidence_of_a_look(1 + len(settings.policies))
-    limit = settings.max_slowdown_percent
-    names: list[Policy | None] = [None, *settings.policies]
     return [
-        {
-            "label": NO_SPECULATION if policy is None else str(policy),
-            "policy": policy and policy.name,
-            "params": {} if policy is None else dict(policy.settings),
-            **_row([restart["runs"][arm] for restart in restarts], confidence, limit),
-        }
-        for arm, policy in enumerate(names)
+        _row(policy, [restart.runs[arm] for restart in restarts], confidence, settings.max_slowdown_percent)
+        for arm, policy in enumerate((None, *settings.policies))
     ]
 
 
-def _row(runs: Sequence[Sequence[Sequence[Run]]], confidence: float, limit_percent: float) -> dict[str, Any]:
+def _row(
+    policy: Policy | None, runs: Sequence[Sequence[Sequence[Run]]], confidence: float, limit_percent: float
+) -> CompareRow:
     """Compare head and base. runs : [restart][process][prompt]"""
     seconds, tokens, rounds = (  # [restart, process, prompt]
-        np.array([[[run[key] for run in process] for process in restart] for restart in runs])
+        np.array([[[getattr(run, key) for run in process] for process in restart] for restart in runs])
         for key in ("seconds", "tokens", "rounds")
     )
     # [process, restart], of all prompts
     token_s, round_s = (np.log(seconds.sum(axis=2) / counts.sum(axis=2)).T for counts in (tokens, rounds))
     same_rounds, same_text = (
-        [base[key] == head[key] for restart in runs for base, head in zip(restart[BASE], restart[HEAD], strict=True)]
+        [
+            getattr(base, key) == getattr(head, key)
+            for restart in runs
+            for base, head in zip(restart[BASE], restart[HEAD], strict=True)
+        ]
         for key in ("log", "text")
     )
     acceptance = of_text = EXACT
@@ -595,18 +676,19 @@ def _row(runs: Sequence[Sequence[Sequence[Run]]], confidence: float, limit_perce
     slowdown, null_change = _changes(token_s, confidence, of_text)
     round_time, _ = _changes(round_s, confidence)
     tau_change = change_percent(float(np.log(tau[HEAD] / tau[BASE])), [acceptance], confidence)
-    return {
-        "slowdown_percent": slowdown.as_dict(),
-        "verdict": verdict(slowdown, limit_percent),
-        "exceeds": exceeds(slowdown, limit_percent),
-        "round_time_percent": round_time.as_dict(),
-        "tau_percent": tau_change.as_dict(),
-        "tau": {"base": float(tau[BASE]), "head": float(tau[HEAD])},
-        "rounds_identical_percent": 100 * float(np.mean(same_rounds)),
-        "output_identical_percent": 100 * float(np.mean(same_text)),
-        "null_percent": null_change.as_dict(),
-        "restart_token_ms": (1e3 * np.exp(token_s)).tolist(),
-    }
+    return CompareRow(
+        policy,
+        slowdown,
+        verdict(slowdown, limit_percent),
+        exceeds(slowdown, limit_percent),
+        round_time,
+        tau_change,
+        (float(tau[BASE]), float(tau[HEAD])),
+        100 * float(np.mean(same_rounds)),
+        100 * float(np.mean(same_text)),
+        null_change,
+        (1e3 * np.exp(token_s)).tolist(),
+    )
 
 
 def _changes(logs: Floats, confidence: float, *more: Spread) -> tuple[Estimate, Estimate]:

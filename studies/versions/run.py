@@ -92,7 +92,7 @@ def run_comparison(case: Config, number: int, config: Config, progress: Progress
         tempfile.TemporaryDirectory() as out,
         load_of(case["load"], config),
     ):
-        document = compare(*sides, prompts, settings, Path(out), progress=progress)
+        document = compare(*sides, prompts, settings, Path(out), progress=progress).as_dict()
     rows = [{key: row[key] for key in KEPT} for row in document["rows"]]
     return {"case": case["name"], "rows": rows, **{key: document[key] for key in ("restarts", "spent_s", "load")}}
 

@@ -23,7 +23,10 @@ from realrun.versions import compare as module
 from realrun.versions.compare import (
     LOOKS,
     CompareSettings,
-    RestartFile,
+    Comparison,
+    Decoded,
+    Restart,
+    Run,
     Side,
     Worker,
     change_percent,
@@ -105,8 +108,8 @@ FIXED = make_policy("fixed_k", k=3)
 SETTINGS = CompareSettings({}, [FIXED], max_new_tokens=12, minutes=5)
 
 
-def rows(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    baseline, policy = document["rows"]
+def rows(comparison: Comparison) -> tuple[dict[str, Any], dict[str, Any]]:
+    baseline, policy = comparison.as_dict()["rows"]
     return baseline, policy
 
 
@@ -146,7 +149,7 @@ def test_finished_restarts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(KeyboardInterrupt):
         compare(base, base, PROMPTS, SETTINGS, out)
     kept = [(out / "restarts" / f"{number}.json").read_bytes() for number in range(2)]
-    document = compare(base, base, PROMPTS, SETTINGS, out)
+    document = compare(base, base, PROMPTS, SETTINGS, out).as_dict()
     assert kept == [(out / "restarts" / f"{number}.json").read_bytes() for number in range(2)]
     assert document["restarts"] == runs - 1 >= 3
     assert json.loads((out / "compare.json").read_text()) == document
@@ -157,13 +160,13 @@ def test_finished_restarts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     refusal(lambda: compare(base, base, PROMPTS, longer, out), "holds restarts with max_new_tokens=12, asked for 13")
     (tmp_path / "base" / "realrun" / "decode" / "more.py").write_text("")
     refusal(lambda: compare(base, base, PROMPTS, SETTINGS, out), "holds restarts with base=", "--overwrite")
-    assert compare(base, base, PROMPTS, SETTINGS, out, overwrite=True)["restarts"] >= 3
+    assert compare(base, base, PROMPTS, SETTINGS, out, overwrite=True).restarts >= 3
 
 
 def test_time_bounds_the_restarts(tmp_path: Path) -> None:
     base = stub_checkout(tmp_path / "base")
     settings = CompareSettings({}, [], max_new_tokens=4, minutes=0)
-    assert compare(base, base, PROMPTS, settings, tmp_path / "out")["restarts"] == 2
+    assert compare(base, base, PROMPTS, settings, tmp_path / "out").restarts == 2
 
 
 def test_prompts_are_left_out_in_the_first_restart_and_are_the_same_in_all(
@@ -180,7 +183,7 @@ def test_prompts_are_left_out_in_the_first_restart_and_are_the_same_in_all(
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
     base, out = stub_checkout(tmp_path / "base"), tmp_path / "out"
     prompts = [Prompt(str(number), [5]) for number in range(20)]
-    document = compare(base, base, prompts, replace(SETTINGS, minutes=2), out)
+    document = compare(base, base, prompts, replace(SETTINGS, minutes=2), out).as_dict()
     assert (document["prompts"]["count"], document["prompts_left_out"]) == (7, 13)
     kept = [json.loads(file.read_text()) for file in sorted((out / "restarts").glob("[0-9]*.json"))]
     assert len(kept) >= 3 and all(part["prompts"] == kept[0]["prompts"] for part in kept)
@@ -215,10 +218,10 @@ def environment(folder: Path) -> str:
 def test_an_environment_runs_its_own_packages_or_a_checkout(tmp_path: Path) -> None:
     env, code = environment(tmp_path / "env"), stub_checkout(tmp_path / "code", slower=0.06)
     settings = CompareSettings({}, [FIXED], max_new_tokens=12, minutes=0)
-    document = compare(env, f"{code}@{env}", PROMPTS, settings, tmp_path / "out")
-    base, head = document["base"], document["head"]
+    comparison = compare(env, f"{code}@{env}", PROMPTS, settings, tmp_path / "out")
+    base, head = comparison.versions["base"], comparison.versions["head"]
     assert base["torch"] == head["torch"] == "0.1" and base["code"] != head["code"]
-    assert rows(document)[1]["slowdown_percent"]["estimate"] == pytest.approx(6, abs=0.2)
+    assert rows(comparison)[1]["slowdown_percent"]["estimate"] == pytest.approx(6, abs=0.2)
 
 
 def test_code_that_cannot_be_stepped_is_refused_in_a_line(tmp_path: Path) -> None:
@@ -232,7 +235,7 @@ def test_a_policy_is_found_by_another_process(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(OWN)
     own = make_policy(str(file), k=2)
-    names = [policy and policy[0] for policy in CompareSettings({}, [FIXED, own]).job(PROMPTS)["policies"]]
+    names = [policy and policy[0] for policy in CompareSettings({}, [FIXED, own]).job_document(PROMPTS)["policies"]]
     assert names == [None, "fixed_k", f"{file}:mine"] and make_policy(names[2], k=2) == own
 
 
@@ -267,19 +270,19 @@ def test_what_libraries_print_is_no_answer(tmp_path: Path) -> None:
     code = tmp_path / "base" / "realrun" / "__init__.py"
     code.write_text(f"import os\nprint('loaded', flush=True)\nos.system('echo loaded')\n{code.read_text()}")
     settings = CompareSettings({}, [], max_new_tokens=4, minutes=0)
-    assert compare(base, base, PROMPTS, settings, tmp_path / "out")["restarts"] == 2
+    assert compare(base, base, PROMPTS, settings, tmp_path / "out").restarts == 2
 
 
 def test_a_round_takes_the_faster_half_of_its_repeats() -> None:
-    log, other = [[3, 1], [3, 0]], [[3, 2]]
+    log, other = [(3, 1), (3, 0)], (3, 2)
     runs = [
-        {"tokens": [1, 2, 3], "rounds": [[*a, s], [*b, t]]}
+        Decoded([1, 2, 3], [(*a, s), (*b, t)])
         for (a, b), s, t in [(log, 1.0, 9.0), (log, 2.0, 2.0), (log, 9.0, 4.0), (log, 3.0, 3.0)]
     ]
-    assert typical_run(runs)["seconds"] == pytest.approx(1.5 + 2.5)
-    changed = {"tokens": [1, 2, 3], "rounds": [[*other[0], 5.5]]}
+    assert typical_run(runs).seconds == pytest.approx(1.5 + 2.5)
+    changed = Decoded([1, 2, 3], [(*other, 5.5)])
     run = typical_run([*runs[1:], changed])  # 4, 13, 6 and 5.5 seconds
-    assert run["seconds"] == pytest.approx(6.0) and run["rounds"] == 2
+    assert run.seconds == pytest.approx(6.0) and run.rounds == 2
 
 
 # Verdicts: they err as rarely as they say, and find what they shall, on restarts with a known slowdown.
@@ -292,7 +295,7 @@ DRIFT = 0.05  # standard deviation of the machine's speed between restarts
 NOISE = 0.01  # standard deviation of a prompt's seconds within a restart
 
 
-def simulated(rng: np.random.Generator, slowdown: tuple[float, float], unsteady: float = 0.0) -> RestartFile:
+def simulated(rng: np.random.Generator, slowdown: tuple[float, float], unsteady: float = 0.0) -> Restart:
     """Simulate a restart. slowdown, unsteady : of the head, in the baseline and the policy; of the head's process"""
     cluster = np.exp(CLUSTER * rng.integers(2, size=PROCESSES))
     cluster[1] *= np.exp(unsteady * rng.standard_normal())
@@ -301,20 +304,18 @@ def simulated(rng: np.random.Generator, slowdown: tuple[float, float], unsteady:
     for slower in slowdown:
         seconds = np.exp(NOISE * rng.standard_normal((PROCESSES, PROMPT_COUNT))) * cluster[:, None] * machine
         seconds[1] *= 1 + slower
-        runs.append(
-            [[{"tokens": 48, "rounds": 20, "text": "a", "log": "a", "seconds": s} for s in own] for own in seconds]
-        )
-    return {"spent_s": 1.0, "ticks": [0.0] * 4, "runs": runs}  # type: ignore[typeddict-item]
+        runs.append([[Run(48, 20, "a", "a", s) for s in own] for own in seconds])
+    return Restart([], 1.0, [0.0] * 4, runs)
 
 
 def verdicts(
     rng: np.random.Generator, slowdown: tuple[float, float], most: int, unsteady: float = 0.0
 ) -> tuple[list[str], int]:
     """Compare until it is decided, or up to `most` restarts; return the rows' verdicts and the restarts."""
-    restarts: list[RestartFile] = []
+    restarts: list[Restart] = []
     while not restarts or not (finished(restarts, NO_LIMIT) or len(restarts) >= most):
         restarts.append(simulated(rng, slowdown, unsteady))
-    return [row["verdict"] for row in rows_of(restarts, NO_LIMIT)], len(restarts)
+    return [row.verdict for row in rows_of(restarts, NO_LIMIT)], len(restarts)
 
 
 def shares(slowdown: tuple[float, float], most: int, times: int, unsteady: float = 0.0) -> dict[str, float]:
@@ -369,22 +370,22 @@ def test_prompts_are_the_sample_of_a_change_of_rounds() -> None:
     """A change that half of the prompts gain by and the others lose by is one of these prompts only."""
     restarts = [simulated(np.random.default_rng(seed), (0, 0)) for seed in range(LOOKS[-1])]
     for restart in restarts:
-        for prompt, run in enumerate(restart["runs"][1][1]):
-            run["seconds"] *= (0.8, 1.1)[prompt % 2]
+        for prompt, run in enumerate(restart.runs[1][1]):
+            run.seconds *= (0.8, 1.1)[prompt % 2]
     same_rounds = rows_of(restarts, NO_LIMIT)[1]
     for restart in restarts:
-        for run in restart["runs"][1][1]:
-            run["log"] = "other"
+        for run in restart.runs[1][1]:
+            run.log = "other"
     other_rounds = rows_of(restarts, NO_LIMIT)[1]
-    assert (same_rounds["verdict"], other_rounds["verdict"]) == ("faster", "not decidable")
-    assert same_rounds["slowdown_percent"]["estimate"] == other_rounds["slowdown_percent"]["estimate"]
+    assert (same_rounds.verdict, other_rounds.verdict) == ("faster", "not decidable")
+    assert float(same_rounds.slowdown) == float(other_rounds.slowdown)
 
 
 def test_rounds_are_the_same_only_if_they_are_in_every_restart() -> None:
     restarts = [simulated(np.random.default_rng(seed), (0, 0)) for seed in range(2)]
-    restarts[1]["runs"][1][1][0]["log"] = "other"
+    restarts[1].runs[1][1][0].log = "other"
     baseline, policy = rows_of(restarts, NO_LIMIT)
-    assert (baseline["rounds_identical_percent"], policy["rounds_identical_percent"]) == (100, 100 * 7 / 8)
+    assert (baseline.rounds_identical_percent, policy.rounds_identical_percent) == (100, 100 * 7 / 8)
 
 
 # By real decoding.
@@ -398,11 +399,11 @@ def test_a_slowdown_of_15_percent_is_found(tmp_path: Path, part: str, slower: li
     prompts = lab_prompts(load_pair(threads=1).tokenizer, 3)
     settings = CompareSettings(pair, [make_policy("fixed_k", k=3)], max_new_tokens=24, clock="cpu")
     with checkouts(part, 15.0) as (base, head):
-        rows = compare(base, head, prompts, settings, tmp_path / "out")["rows"]
-    verdicts = [row["verdict"] for row in rows]
+        rows = compare(base, head, prompts, settings, tmp_path / "out").rows
+    verdicts = [row.verdict for row in rows]
     assert all(wanted in (None, verdict) for wanted, verdict in zip(slower, verdicts, strict=True)), rows
     assert part == "round" or verdicts[0] != "slower", rows
-    assert all(row["rounds_identical_percent"] == row["output_identical_percent"] == 100 for row in rows)
+    assert all(row.rounds_identical_percent == row.output_identical_percent == 100 for row in rows)
 
 
 # On the command line: verdicts in words, exit codes, and what is refused before the work.
