@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict
@@ -118,6 +118,7 @@ class Job:
     target: str
     seed: int
     progress: Progress
+    result: dict[str, Any] = field(default_factory=dict)  # what the stage puts into its result file
 
     @property
     def full(self) -> bool:
@@ -125,9 +126,9 @@ class Job:
         return self.device.type == "cuda"
 
     @property
-    def machine(self) -> dict[str, Any]:
-        """Device and number type, as functions take them."""
-        return {"device": str(self.device), "dtype": "bfloat16" if self.full else "float32"}
+    def dtype(self) -> str:
+        """Name the number type of models."""
+        return "bfloat16" if self.full else "float32"
 
     @property
     def seconds(self) -> float:
@@ -176,14 +177,34 @@ class Job:
         return self.run(sys.executable, *PYTEST, *options, variables=variables).strip().splitlines()[-1]
 
 
-class Result(TypedDict):
+class StageFile(TypedDict):
     """What every result file holds, whatever else its stage puts into it."""
 
     kind: Literal["specsim-gpu-stage"]
     complete: bool
 
 
-def check(job: Job) -> dict[str, Any]:
+@dataclass(frozen=True)
+class StageResult:
+    """How a stage ended, by its result file."""
+
+    document: dict[str, Any]
+
+    @property
+    def failed(self) -> bool:
+        return "error" in self.document
+
+    @property
+    def state(self) -> str:
+        """Describe in words how the stage ended."""
+        if self.failed:
+            return str(self.document["error"])
+        if "skipped" in self.document:
+            return f"skipped: {self.document['skipped']}"
+        return "complete" if self.document["complete"] else f"out of time ({self.document['left']}): run again to go on"
+
+
+def check(job: Job) -> None:
     """Check each operation once against its reference; report packages, clocks and free memory."""
     from realrun.pairs.shapes import free_bytes
     from speckernels import Unavailable
@@ -195,22 +216,22 @@ def check(job: Job) -> dict[str, Any]:
     fields = "driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu"
     query = ("nvidia-smi", f"--query-gpu={fields}", "--format=csv")
     which = ("-m", "gpu", "-k", AGREES) if job.full else ("-k", f"{AGREES} and compact_kv")
-    return {
-        "packages": {name: installed(name) for name in ("triton", "flashinfer-python")},
-        "clocks": job.run(*query).splitlines() if shutil.which(query[0]) else [],
-        "free_gb": free_bytes(job.device) / 1e9,
-        "tests": job.pytest("tests/kernels/ops/test_contract.py", *which),
-    }
+    job.result.update(
+        packages={name: installed(name) for name in ("triton", "flashinfer-python")},
+        clocks=job.run(*query).splitlines() if shutil.which(query[0]) else [],
+        free_gb=free_bytes(job.device) / 1e9,
+        tests=job.pytest("tests/kernels/ops/test_contract.py", *which),
+    )
 
 
-def text(job: Job) -> dict[str, Any]:
+def text(job: Job) -> None:
     """Let the target answer questions of specsim's and its own, as many as fit into the time."""
     from realrun.pairs.pair import load_target
     from realrun.pairs.prompts import training_prompts
     from realrun.train.common.distill import DistillSettings, TextSettings, save_text, training_text
 
     questions, new_tokens, batch = (9_000, 256, 2048) if job.full else (40, 24, 16)
-    pair = load_target(job.target, **job.machine)
+    pair = load_target(job.target, device=str(job.device), dtype=job.dtype)
     settings = TextSettings(
         questions=training_prompts(pair.tokenizer, questions, job.seed),
         asked_share=ASKED_SHARE if pair.tokenizer.chat_template else 0.0,
@@ -229,11 +250,11 @@ def text(job: Job) -> dict[str, Any]:
         spent_s = time.monotonic() - begun
     assert made is not None
     tokens = sum(len(part) for part, _ in made.sources) + len(made.held_out)
-    facts = {"tokens": tokens, "tokens_per_second": round(tokens / spent_s), "text": made.facts}
-    return {"target": pair.target_name, **facts}
+    speed = round(tokens / spent_s)
+    job.result.update(target=pair.target_name, tokens=tokens, tokens_per_second=speed, text=made.facts)
 
 
-def train(job: Job, later: bool) -> dict[str, Any]:
+def train(job: Job, later: bool) -> None:
     """Train the papers' drafters on that text, several at once. later : those in LATER, or the others
 
     Kernels of different processes take turns on the card, so that processes fill the gaps in which another's host
@@ -245,7 +266,8 @@ def train(job: Job, later: bool) -> dict[str, Any]:
     every, at_once = (RECIPES, AT_ONCE) if job.full else (REDUCED_RECIPES, 2)
     recipes = {name: recipe.split() for name, recipe in every.items() if (name in LATER) == later}
     if not recipes:
-        return {"skipped": "no such training at reduced sizes"}
+        job.result["skipped"] = "no such training at reduced sizes"
+        return
     if not is_lab(job.target):
         rows = [json.dumps({"prompt": question}) for question in training_questions(QUESTIONS)]
         write_text(job.home / WEIGHTS / "questions.jsonl", "\n".join(rows))
@@ -261,9 +283,9 @@ def train(job: Job, later: bool) -> dict[str, Any]:
             for name, result in zip(names, made, strict=True):
                 results[name] = result
                 job.progress("train", len(results), len(recipes))
-    result = {"trainings": {name: results[name] for name in recipes}}
-    cut_off = [name for name in recipes if results[name].get("cut_off")]
-    return result | ({"complete": False, "left": f"train {', '.join(cut_off)}"} if cut_off else {})
+    job.result["trainings"] = {name: results[name] for name in recipes}
+    if cut_off := [name for name in recipes if results[name].get("cut_off")]:
+        job.result.update(complete=False, left=f"train {', '.join(cut_off)}")
 
 
 def needs(recipe: Iterable[str]) -> list[str]:
@@ -292,7 +314,7 @@ def train_one(job: Job, name: str, recipe: Sequence[str], *, limit_s: float) -> 
     if limit_s <= 0:
         return {"error": "no time left", "cut_off": True}
     method, *options = (_NEED.sub(lambda need: str(out / need[1]), option) for option in recipe)
-    options += ["--target", job.target, "--device", str(job.device), "--dtype", job.machine["dtype"]]
+    options += ["--target", job.target, "--device", str(job.device), "--dtype", job.dtype]
     options += ["--out", str(folder), "--json"]
     if method not in ON_PROMPTS:
         options += [
@@ -336,7 +358,7 @@ def curve(folder: Path) -> list[list[float]]:
     return points
 
 
-def decode(job: Job, temperature: float) -> dict[str, Any]:
+def decode(job: Job, temperature: float) -> None:
     """Forecast and measure the drafters' speedups on this card, each under its paper's policy among others.
 
     As `realrun board`; the document also has "left_out", the reasons of drafters that do not load, and "typical",
@@ -344,12 +366,13 @@ def decode(job: Job, temperature: float) -> dict[str, Any]:
     """
     from realrun.decode.acceptance_predictor import FILE
     from realrun.decode.sampling import Sampler
+    from realrun.experiment.typical_acceptance import TypicalSettings, compare_typical
     from realrun.leaderboard.job import BoardSettings, run_leaderboard
     from realrun.measure.record import RecordSettings, longest_prompt
     from realrun.pairs.pair import LOOKUP, is_lab, load_pair
     from realrun.pairs.prompts import lab_prompts, leave_out_long, prompts_source, read_prompts, spread
     from specsim.io.examples import TASKS
-    from specsim.policy.registry import find_policies
+    from specsim.policy.registry import find_policies, make_policy
 
     drafters = trained_drafters(job.home / WEIGHTS, job.target)
     if temperature:
@@ -357,15 +380,22 @@ def decode(job: Job, temperature: float) -> dict[str, Any]:
     if not drafters:
         raise InputError(f"none of {', '.join(SAMPLED)} is trained; run the stage train before")
     sampler = Sampler("greedy-draft", temperature, job.seed) if temperature else Sampler()
-    plain = load_pair(job.target, drafter=LOOKUP, threads=1, **job.machine)
+    plain = load_pair(job.target, drafter=LOOKUP, threads=1, device=str(job.device), dtype=job.dtype)
     pairs, left_out = {}, {}
     for name, source in drafters.items():
         folder = source.removeprefix(MODEL)
-        which: dict[str, Any] = {"drafter": source} if folder == source else {"draft_model": folder}
-        if folder != source and (Path(folder) / FILE).is_file():
-            which["predictor"] = folder
+        predictor = folder if folder != source and (Path(folder) / FILE).is_file() else "auto"
         try:
-            pairs[name] = load_pair(job.target, **which, beside=plain, threads=1, **job.machine)
+            pairs[name] = load_pair(
+                job.target,
+                folder,
+                drafter=source if folder == source else "model",
+                predictor=predictor,
+                beside=plain,
+                threads=1,
+                device=str(job.device),
+                dtype=job.dtype,
+            )
         except Exception as error:  # the others go on
             left_out[name] = f"{type(error).__name__}: {error}".splitlines()[0]
     if not pairs:
@@ -394,20 +424,13 @@ def decode(job: Job, temperature: float) -> dict[str, Any]:
         for row in board["rows"]:
             pair = pairs[row["drafter"]]
             if pair.drafter.name == MEDUSA and row["policy"] == "sparse_tree":
-                typical[row["drafter"]] = typical_of(pair, prompts[:6], row, tokens, job.seed)
-    return {"board": {**board, "left_out": left_out, "typical": typical}}
-
-
-def typical_of(pair: Any, prompts: Sequence[Any], row: Mapping[str, Any], tokens: int, seed: int) -> dict[str, Any]:
-    """Compare typical acceptance with a board's sparse tree; the reason if it fails."""
-    from realrun.experiment.typical_acceptance import TypicalSettings, compare_typical
-    from specsim.policy.registry import make_policy
-
-    rules = TypicalSettings((0.05, 0.1, 0.2), max_new_tokens=tokens, seed=seed)
-    try:
-        return compare_typical(pair, prompts, make_policy("sparse_tree", row["params"]), rules)
-    except (InputError, RuntimeError) as error:
-        return {"reason": f"{type(error).__name__}: {error}".splitlines()[0]}
+                policy = make_policy("sparse_tree", row["params"])
+                rules = TypicalSettings((0.05, 0.1, 0.2), max_new_tokens=tokens, seed=job.seed)
+                try:
+                    typical[row["drafter"]] = compare_typical(pair, prompts[:6], policy, rules)
+                except (InputError, RuntimeError) as error:  # the reason in place of the comparison
+                    typical[row["drafter"]] = {"reason": f"{type(error).__name__}: {error}".splitlines()[0]}
+    job.result["board"] = {**board, "left_out": left_out, "typical": typical}
 
 
 def trained_drafters(weights: Path, target: str) -> dict[str, str]:
@@ -429,25 +452,26 @@ def trained_drafters(weights: Path, target: str) -> dict[str, str]:
     return found
 
 
-def kernels(job: Job) -> dict[str, Any]:
+def kernels(job: Job) -> None:
     """Run the benchmark of the kernels; the result holds the document of pytest-benchmark."""
     path = job.work / "benchmark.json"
     minutes = {"SPECKERNELS_BENCH_MINUTES": str(0.8 * job.seconds / 60)}  # the file is written at the end
     line = job.pytest("kernels/benchmarks", "--benchmark-only", f"--benchmark-json={path}", variables=minutes)
-    return {"tests": line, "benchmark": read_kept(path)}
+    job.result.update(tests=line, benchmark=read_kept(path))
 
 
-def sanitizer(job: Job, tool: str) -> dict[str, Any]:
+def sanitizer(job: Job, tool: str) -> None:
     """Run each operation under a tool of NVIDIA's compute-sanitizer."""
     binary = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if not job.full or binary is None:
-        return {"skipped": "needs a GPU and compute-sanitizer"}
+        job.result["skipped"] = "needs a GPU and compute-sanitizer"
+        return
     command = (binary, "--tool", tool, "--error-exitcode", "9", sys.executable, "tests/kernels/sanitize.py")
     # Without torch's pool, an access beyond a tensor is also beyond an allocation.
-    return {"output": log_end(job.run(*command, variables={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}))}
+    job.result["output"] = log_end(job.run(*command, variables={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}))
 
 
-def transfer(job: Job) -> dict[str, Any]:
+def transfer(job: Job) -> None:
     """Measure passes and speedups at true shapes, which another card's passes forecast (studies gpu_speedups)."""
     from realrun.experiment.scripted import ScriptedSettings, run_scripted
     from realrun.measure.cost_grid import Axes, run_cost_grid
@@ -456,33 +480,37 @@ def transfer(job: Job) -> dict[str, Any]:
     from specsim.trace.files import read_trace
 
     true, small = ([1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64], [128, 1024, 8192], [1, 8]), ([1, 2, 4], [32, 128], [1])
-    axes, run = Axes(*(true if job.full else small)), {"smoke": not job.full, "progress": job.report, **job.machine}
+    axes = Axes(*(true if job.full else small))
+    run = partial(run_cost_grid, axes=axes, seed=job.seed, smoke=not job.full, progress=job.report)
     grids = {}
     for shape in SHAPES:
         path = job.work / f"{shape}.json"
         if (grid := read_kept(path)) is None:
-            grid = run_cost_grid(shape, axes=axes, seed=job.seed, minutes=job.seconds / 4 / 60, **run)
+            grid = run(shape, minutes=job.seconds / 4 / 60, device=str(job.device), dtype=job.dtype)
             write_json(grid, path)
         grids[shape] = grid
     trace = read_trace(located(SCRIPT, "trace"))
     settings = ScriptedSettings(CONTEXT, trials=60, seed=job.seed, minutes=job.seconds / 60)
     if not job.full:
         trace, settings = trace.select(range(2)), replace(settings, context=0, policies=[FixedK(k=3)])
-    return {"grids": grids, "scripted": run_scripted(*SHAPES, trace, settings, **run)}
+    machine = {"device": str(job.device), "dtype": job.dtype}
+    scripted = run_scripted(*SHAPES, trace, settings, smoke=not job.full, progress=job.report, **machine)
+    job.result.update(grids=grids, scripted=scripted)
 
 
-def tests(job: Job) -> dict[str, Any]:
+def tests(job: Job) -> None:
     """Run the tests that need a GPU."""
-    if not job.full:
-        return {"skipped": "needs a GPU"}
-    return {"tests": job.pytest("-m", "gpu", "tests/kernels", "tests/realrun")}
+    if job.full:
+        job.result["tests"] = job.pytest("-m", "gpu", "tests/kernels", "tests/realrun")
+    else:
+        job.result["skipped"] = "needs a GPU"
 
 
 class Stage(NamedTuple):
     """A stage: the name of its result file, what it runs, and the seconds that it may take at most."""
 
     name: str
-    run: Callable[[Job], Mapping[str, Any]]
+    run: Callable[[Job], None]
     most_s: float
 
 
@@ -520,8 +548,8 @@ def run_stages(
     seed: int = 0,
     progress: Progress = lambda what, done, total: None,
     begun: float | None = None,
-) -> list[dict[str, Any]]:
-    """Run stages into `out`; return their result documents, in order.
+) -> list[StageResult]:
+    """Run stages into `out`; return their results, in order.
 
     A stage whose result is complete is not run again unless `overwrite` is set. A stage that fails leaves its error in
     its result, and the next one runs: time on a GPU is too rare to lose.
@@ -543,9 +571,9 @@ def run_stages(
     results, home = [], out.with_name(f"{out.name}-work")
     for stage in chosen:
         path, work = out / f"{stage.name}.json", home / stage.name
-        done = read_kept(path, Result)
+        done = read_kept(path, StageFile)
         if done and done["complete"] and not overwrite:
-            results.append(done)
+            results.append(StageResult(done))
             continue
         if overwrite:
             path.unlink(missing_ok=True)
@@ -553,24 +581,25 @@ def run_stages(
         work.mkdir(parents=True, exist_ok=True)
         job = Job(home, work, min(end, time.monotonic() + stage.most_s), where, model, seed, progress)
         results.append(run_stage(stage, job))
-        write_json(results[-1], path)
+        write_json(results[-1].document, path)
         gc.collect()
         if job.full:
             torch.cuda.empty_cache()  # processes of the next stage need it
     return results
 
 
-def run_stage(stage: Stage, job: Job) -> dict[str, Any]:
-    """Run a stage; return its result document, with the reason if it failed or ran out of time."""
+def run_stage(stage: Stage, job: Job) -> StageResult:
+    """Run a stage; its result has the reason if it failed or ran out of time."""
     start = time.monotonic()
     header = {"kind": KIND, "version": VERSION, "stage": stage.name, "reduced": not job.full}
     try:
         if start >= job.deadline:
             raise OutOfTime("the minutes were over")
-        result = {"complete": True, **stage.run(job)}
+        stage.run(job)
+        result = {"complete": True, **job.result}
     except OutOfTime as late:
         result = {"complete": False, "left": str(late)}
     except Exception as error:  # the reason must come back from a machine that is gone afterwards
         result = {"complete": False, "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-    made = provenance(job.device, job.machine["dtype"])
-    return {**result, **header, "provenance": made, "seconds": round(time.monotonic() - start, 1)}
+    made = provenance(job.device, job.dtype)
+    return StageResult({**result, **header, "provenance": made, "seconds": round(time.monotonic() - start, 1)})

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from realrun.cli.options import silence_libraries
 from specsim.cli.command import Answer
@@ -59,15 +57,10 @@ def gpu(options: GpuOptions) -> Answer:
             progress=report,
             begun=begun,
         )
-    rows = [[result["stage"], f"{result['seconds']:.0f}", state_in_words(result)] for result in results]
+    stages = [result.document for result in results]
+    rows = [
+        [stage["stage"], f"{stage['seconds']:.0f}", result.state] for stage, result in zip(stages, results, strict=True)
+    ]
     show = partial(print_table, f"stages in {options.out}", ["stage", "seconds", "state"], rows)
-    return Answer({"out": str(options.out), "stages": results}, show, not any("error" in result for result in results))
-
-
-def state_in_words(result: Mapping[str, Any]) -> str:
-    """Describe how a stage ended."""
-    if "error" in result:
-        return str(result["error"])
-    if "skipped" in result:
-        return f"skipped: {result['skipped']}"
-    return "complete" if result["complete"] else f"out of time ({result['left']}): run again to go on"
+    document = {"out": str(options.out), "stages": [result.document for result in results]}
+    return Answer(document, show, not any(result.failed for result in results))

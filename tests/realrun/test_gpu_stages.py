@@ -18,7 +18,6 @@ import torch
 from typer.testing import CliRunner
 
 import realrun.gpu as gpu
-from realrun.cli.gpu import state_in_words
 from realrun.cli.main import app
 from realrun.gpu import REDUCED_RECIPES, RESULT, STAGES, Job, OutOfTime, Stage, run_stages
 from specsim.cost.grid import read_grid
@@ -29,7 +28,7 @@ from tests.support import ROOT
 Jobs = dict[str, list[Job]]
 
 
-def fails(job: Job) -> dict[str, Any]:
+def fails(job: Job) -> None:
     raise ValueError("no luck")
 
 
@@ -38,20 +37,20 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
     """Three stages in place of the real ones, of which the second fails; the jobs that each was given."""
     given: Jobs = {"first": [], "broken": [], "last": []}
 
-    def noting(name: str, run: Callable[[Job], dict[str, Any]]) -> Stage:
-        def stage(job: Job) -> dict[str, Any]:
+    def noting(name: str, run: Callable[[Job], None]) -> Stage:
+        def stage(job: Job) -> None:
             given[name].append(job)
-            return run(job)
+            run(job)
 
         return Stage(name, stage, {"first": 60.0}.get(name, 1e9))
 
-    runs = {"first": lambda job: {"rows": 3}, "broken": fails, "last": lambda job: {}}
+    runs = {"first": lambda job: job.result.update(rows=3), "broken": fails, "last": lambda job: None}
     monkeypatch.setattr(gpu, "STAGES", tuple(noting(name, run) for name, run in runs.items()))
     return given
 
 
 def test_a_failed_stage_leaves_its_reason_and_the_next_one_runs(tmp_path: Path, jobs: Jobs) -> None:
-    results = run_stages(tmp_path / "out", minutes=1)
+    results = [result.document for result in run_stages(tmp_path / "out", minutes=1)]
     assert [r["stage"] for r in results] == ["first", "broken", "last"]
     assert results[0]["rows"] == 3 and [r["complete"] for r in results] == [True, False, True]
     assert results[1]["error"] == "ValueError: no luck" and "in fails" in results[1]["traceback"]
@@ -81,27 +80,24 @@ def test_a_stage_has_its_own_time_within_that_of_all(
     run_stages(tmp_path / "out", minutes=4, overwrite=True, begun=800.0)  # the minutes began before
     assert [given[1].deadline - 1000 for given in jobs.values()] == [40, 40, 40]
     late = run_stages(tmp_path / "late", minutes=4, begun=0.0)
-    assert [state_in_words(result) for result in late] == [
-        "out of time (the minutes were over): run again to go on"
-    ] * 3
+    assert [result.state for result in late] == ["out of time (the minutes were over): run again to go on"] * 3
     assert [len(given) for given in jobs.values()] == [2, 2, 2]
 
 
 def test_a_stage_is_ended_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
 
-    def slow(job: Job) -> dict[str, Any]:
+    def slow(job: Job) -> None:
         for done in range(100):
             now[0] += 10
             try:
                 job.report("decode", done, 100)
             except Exception:  # such as what the stages call have
                 continue
-        return {}
 
     monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(gpu, "STAGES", (Stage("slow", slow, 60), Stage("last", lambda job: {}, 60)))
-    ended, last = run_stages(tmp_path / "out", minutes=2)
+    monkeypatch.setattr(gpu, "STAGES", (Stage("slow", slow, 60), Stage("last", lambda job: None, 60)))
+    ended, last = (result.document for result in run_stages(tmp_path / "out", minutes=2))
     assert (ended["left"], ended["complete"], ended["seconds"]) == ("decode: 6 of 100 done", False, 70)
     assert last["complete"]
 
@@ -129,12 +125,12 @@ def test_trainings_that_are_done_are_kept_and_others_go_on(tmp_path: Path, monke
         return '{"tokens": 5}'
 
     monkeypatch.setattr(Job, "run", run)
-    (first,) = run_stages(tmp_path / "out", minutes=1, stages=["train"], device="cpu")
+    first = run_stages(tmp_path / "out", minutes=1, stages=["train"], device="cpu")[0].document
     assert not first["complete"] and first["left"] == "train EAGLE"
     assert first["trainings"]["EESD"]["tokens"] == 5 and first["trainings"]["draft-2"]["error"] == "exit code 1"
     assert started.index("EESD-predictor") > started.index("EESD")
     started.clear()
-    (again,) = run_stages(tmp_path / "out", minutes=1, stages=["train"], device="cpu")
+    again = run_stages(tmp_path / "out", minutes=1, stages=["train"], device="cpu")[0].document
     assert again["complete"] and set(started) == {"EAGLE", "draft-2"}
     assert list(again["trainings"]) == list(REDUCED_RECIPES)
 
@@ -166,7 +162,7 @@ def test_the_command_fails_when_a_stage_does(tmp_path: Path, jobs: Jobs) -> None
 
 def test_passes_of_true_shapes_can_be_read_as_costs(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    (result,) = run_stages(out, minutes=2, stages=["transfer"], device="cpu")
+    result = run_stages(out, minutes=2, stages=["transfer"], device="cpu")[0].document
     assert result["complete"] and "error" not in result, result
     assert read_grid(f"{out / 'transfer.json'}:llama-3.2-1b").pass_s(1, 2, 64) > 0
     assert all(row["rounds_identical_percent"] > 99 for row in result["scripted"]["rows"])
