@@ -24,7 +24,9 @@ from specsim.cli.options import SeedSettings
 from specsim.io.settings import setting
 
 if TYPE_CHECKING:
+    from realrun.engines.check import DraftsRow, EngineCheck
     from realrun.engines.engine import Engine, Setting
+    from realrun.engines.lossless import LosslessCheck, Score
     from realrun.pairs.pair import Pair
     from specsim.io.progress import Progress
     from specsim.trace.trace import Trace
@@ -128,24 +130,24 @@ def check(ctx: typer.Context, options: CheckOptions, models: DrafterSettings) ->
     if options.temperature is not None:
         if models != DrafterSettings(target=models.target, draft_model=models.draft_model):
             raise InputError("--temperature checks draft models and prompt lookup; remove --drafter")
-        document = _checked_sampling(options, models, engine, settings, options.temperature)
-        return Answer(document, partial(_print_lossless, document), document["passed"])
+        sampled = _checked_sampling(options, models, engine, settings, options.temperature)
+        return Answer(sampled.as_dict(), partial(_print_lossless, sampled), sampled.passed)
     if options.drafts:
         refuse_beside(ctx, "drafts", ("trace",))
-        document = _checked_drafts(options, models, engine, settings)
+        checked = _checked_drafts(options, models, engine, settings)
     elif models != DrafterSettings(target=models.target, draft_model=models.draft_model):
         raise InputError("--drafter and --allow-tokenizer-difference go with --drafts; add it, or remove them")
     else:
         depth = max(setting.k for setting in settings)
         with progress_bar() as report:
             pair, trace = options.pair_and_trace(ctx, models, engine, depth, report)
-            document = run_check(pair, trace, engine, settings, tokens, lookup=lookup, progress=report)
-    return Answer(document, partial(_print_check, document), document["identical"])
+            checked = run_check(pair, trace, engine, settings, tokens, lookup=lookup, progress=report)
+    return Answer(checked.as_dict(), partial(_print_check, checked), checked.identical)
 
 
 def _checked_drafts(
     options: CheckOptions, models: DrafterSettings, engine: Engine, settings: Sequence[Setting]
-) -> dict[str, Any]:
+) -> EngineCheck:
     from realrun.decode.sampling import Sampler
     from realrun.engines.check import check_batch, recorded_tokens
     from realrun.engines.drafts import BATCH, check_drafts
@@ -164,7 +166,7 @@ def _checked_drafts(
 
 def _checked_sampling(
     options: CheckOptions, models: DrafterSettings, engine: Engine, settings: Sequence[Setting], temperature: float
-) -> dict[str, Any]:
+) -> LosslessCheck:
     from realrun.engines.lossless import check_lossless
     from realrun.measure.record import longest_prompt
     from realrun.pairs.prompts import prompts_source
@@ -199,39 +201,38 @@ COLUMNS = [
 COUNTERS = {None: "none", True: "equal", False: "differ"}
 
 
-def _print_check(document: dict[str, Any]) -> None:
+def _print_check(checked: EngineCheck) -> None:
     rows = [
         [
-            row["setting"],
-            f"{row['sequences_identical']} of {row['sequences']}",
-            f"{row['rounds_identical']:,} of {row['rounds']:,}",
-            "not reported" if row["drafted"] is None else f"{row['drafted']:,}",
-            f"{row['accepted']:,}",
-            COUNTERS[row["counters_equal"]],
-            str(len(row["near_ties"])),
+            str(row.setting),
+            f"{row.sequences_identical} of {row.sequences}",
+            f"{row.rounds_identical:,} of {row.rounds:,}",
+            "not reported" if row.drafted is None else f"{row.drafted:,}",
+            f"{row.accepted:,}",
+            COUNTERS[row.counters_equal],
+            str(len(row.near_ties)),
         ]
-        for row in document["settings"]
+        for row in checked.rows
     ]
-    title = f"{document['engine']} {document['version']}, {document['target']} with {document['drafter']}"
-    if rule := document["lookup_rule"]:
-        title += f" of {rule['min_ngram']} to {rule['max_ngram']} tokens"
-    size = f"{document['prompts']['count']} prompts, up to {document['max_new_tokens']} tokens"
+    title = f"{checked.engine.name} {checked.engine.version()}, {checked.target} with {checked.drafter}"
+    if rule := checked.lookup_rule:
+        title += f" of {rule.min_ngram} to {rule.max_ngram} tokens"
+    size = f"{len(checked.prompts)} prompts, up to {checked.max_new_tokens} tokens"
     print_table(f"{title}: {size}", COLUMNS, rows)
-    for row in document["settings"]:
-        for tie in row["near_ties"]:
-            print(f"numerically tied logits, {row['setting']}: {tie['text']}")
-        for difference in row["differences"]:
-            print(f"differs, {row['setting']}: {difference}")
-        if not row["rounds"]:
-            print(f"not compared, {row['setting']}: no round had a draft; give another --schedule or other prompts")
-    accounted = all(row["accounted"] for row in document["settings"])
+    for row in checked.rows:
+        for tie in row.near_ties:
+            print(f"numerically tied logits, {row.setting}: {tie}")
+        for difference in row.differences:
+            print(f"differs, {row.setting}: {difference}")
+        if not row.rounds:
+            print(f"not compared, {row.setting}: no round had a draft; give another --schedule or other prompts")
     print(
         "every round equals the replay's, apart from numerically tied logits listed above"
-        if accounted
+        if all(row.accounted for row in checked.rows)
         else "rounds or counters differ from the replay's, or a setting was not compared"
     )
-    for row in document.get("checks", ()):
-        print(f"{row['check']}: {_drafts_text(row)}")
+    for drafts in checked.checks:
+        print(f"{drafts.check}: {_drafts_text(drafts)}")
 
 
 SAMPLED_COLUMNS = [
@@ -247,30 +248,25 @@ SAMPLED_COLUMNS = [
 ]
 
 
-def _print_lossless(document: dict[str, Any]) -> None:
-    def cells(score: dict[str, Any]) -> list[str]:
-        if not score["count"]:
+def _print_lossless(checked: LosslessCheck) -> None:
+    def cells(score: Score | None) -> list[str]:
+        if score is None:
             return ["0", "", "", ""]
-        return [
-            f"{score['count']:,}",
-            f"{score['measured']:.3f}",
-            f"{score['expected']:.3f}",
-            f"{score['z']:+.1f}",
-        ]
+        return [f"{score.count:,}", f"{score.measured:.3f}", f"{score.expected:.3f}", f"{score.z:+.1f}"]
 
-    rows = [[row["setting"], *cells(row["text"]), *cells(row["acceptance"])] for row in document["settings"]]
-    title = f"{document['engine']} {document['version']}, {document['target']} with {document['drafter']}, temperature "
-    title += f"{document['temperature']:g}, rule {document['rule']}"
-    size = f"{document['prompts']['count']} prompts, up to {document['max_new_tokens']} tokens"
+    rows = [[str(row.setting), *cells(row.text), *cells(row.acceptance)] for row in checked.rows]
+    title = f"{checked.engine.name} {checked.engine.version()}, {checked.target} with {checked.drafter}, temperature "
+    title += f"{checked.temperature:g}, rule {checked.rule}"
+    size = f"{len(checked.prompts)} prompts, up to {checked.max_new_tokens} tokens"
     print_table(f"{title}: {size}", SAMPLED_COLUMNS, rows)
-    print(document["verdict"])
+    print(checked.verdict)
 
 
-def _drafts_text(row: dict[str, Any]) -> str:
-    if row["passed"]:
-        return f"equal ({row['total']:,} positions, probabilities within {row['largest_prob_difference']:.1g})"
-    differing = f"{row['total'] - row['equal']:,} of {row['total']:,} positions differ"
-    return f"{differing}, {row['other_tokens']:,} of them in drafted tokens; first: {row['first_difference']}"
+def _drafts_text(row: DraftsRow) -> str:
+    if row.passed:
+        return f"equal ({row.total:,} positions, probabilities within {row.largest_prob_difference:.1g})"
+    differing = f"{row.total - row.equal:,} of {row.total:,} positions differ"
+    return f"{differing}, {row.other_tokens:,} of them in drafted tokens; first: {row.first_difference}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,10 +57,7 @@ def gpu(options: GpuOptions) -> Answer:
             progress=report,
             begun=begun,
         )
-    stages = [result.document for result in results]
-    rows = [
-        [stage["stage"], f"{stage['seconds']:.0f}", result.state] for stage, result in zip(stages, results, strict=True)
-    ]
+    rows = [[r.document["stage"], f"{r.document['seconds']:.0f}", r.state] for r in results]
     show = partial(print_table, f"stages in {options.out}", ["stage", "seconds", "state"], rows)
     document = {"out": str(options.out), "stages": [result.document for result in results]}
     return Answer(document, show, not any(result.failed for result in results))

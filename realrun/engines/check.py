@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.engines.batches import compare_batch
-from realrun.engines.compare import Agreement, BestTwo, Models, compare_sequence
+from realrun.engines.compare import Agreement, BestTwo, Models, NearTie, compare_sequence
 from realrun.engines.engine import Engine, EngineRun, Job, Setting, Sums
 from realrun.measure.record import RecordSettings, record
 from realrun.measure.reuse import check_first_drafts, check_pair, prompts_of, sampler_of
@@ -70,9 +70,9 @@ def recording(
     Some engines count what they accept beyond the limit and behind an end of text; then the recording goes on there.
     """
     settings = RecordSettings(depth, recorded_tokens(engine, depth, max_new_tokens), Sampler("greedy"))
-    endless = dataclasses.replace(pair, eos_token_ids=()) if engine.conventions.counts_past_end else pair
+    endless = replace(pair, eos_token_ids=()) if engine.conventions.counts_past_end else pair
     trace = record(endless, prompts, settings, lambda done, total: progress("record", done, total))
-    return dataclasses.replace(trace, meta={**trace.meta, "eos_token_id": list(pair.eos_token_ids)})
+    return replace(trace, meta={**trace.meta, "eos_token_id": list(pair.eos_token_ids)})
 
 
 def recorded_tokens(engine: Engine, depth: int, max_new_tokens: int) -> int:
@@ -111,15 +111,102 @@ def as_lookups(trace: Trace, rule: NgramRule, depth: int, *, past_end: bool) -> 
     columns = zip(trace.prompts, outputs, trace.domain.tolist(), trace.budget_tokens.tolist(), strict=True)
     texts = [TokenText(prompt.tolist(), output.tolist(), domain, most) for prompt, output, domain, most in columns]
     lookups = lookup_trace(texts, rule, depth)
-    lookups = dataclasses.replace(lookups, meta={**lookups.meta, "eos_token_id": trace.eos_token_ids})
+    lookups = replace(lookups, meta={**lookups.meta, "eos_token_id": trace.eos_token_ids})
     if past_end:
         return lookups
     ended = np.logical_or.accumulate(np.isin(lookups.draft_token, trace.eos_token_ids), axis=1)
-    return dataclasses.replace(
+    return replace(
         lookups,
         draft_token=np.where(ended, NO_TOKEN, lookups.draft_token).astype(lookups.draft_token.dtype),
         match_len=np.minimum(lookups.match_len, (~ended).sum(axis=1)).astype(lookups.match_len.dtype),
     )
+
+
+@dataclass(frozen=True)
+class SettingRow:
+    """An engine's rounds and counters in a setting beside the replay's.
+
+    rounds, rounds_identical : rounds compared, and those that the replay has too before near ties are applied
+    drafted : tokens; None where the engine does not say
+    counters_equal : None where it has no counters
+    """
+
+    setting: Setting
+    sequences: int
+    sequences_identical: int
+    rounds: int
+    rounds_identical: int
+    drafted: int | None
+    accepted: int
+    accepted_per_position: list[int]
+    counters_equal: bool | None
+    near_ties: list[NearTie]
+    differences: list[str]
+
+    @property
+    def accounted(self) -> bool:
+        """Whether rounds were compared, and all that differs are near ties."""
+        return self.rounds > 0 and not self.differences and self.counters_equal is not False
+
+    def as_dict(self) -> dict[str, Any]:
+        near_ties = [{**tie._asdict(), "text": str(tie)} for tie in self.near_ties]
+        own = {**vars(self), "near_ties": near_ties, "accounted": self.accounted}
+        del own["setting"]
+        return {"setting": str(self.setting), **self.setting.as_dict(), **own}
+
+
+@dataclass(frozen=True)
+class DraftsRow:
+    """Two recordings of an engine's drafts, compared position by position."""
+
+    check: str
+    unit: str
+    total: int
+    equal: int
+    other_tokens: int
+    largest_prob_difference: float
+    first_difference: str | None
+    passed: bool
+
+
+@dataclass(frozen=True)
+class EngineCheck:
+    """An engine's rounds beside the replay's, setting by setting.
+
+    lookup_rule : of the prompt lookup that drafted, if it did
+    depth, checks : longest recorded draft, and recordings compared with each other, if drafts were recorded
+    """
+
+    engine: Engine
+    target: str
+    drafter: str
+    lookup_rule: NgramRule | None
+    prompts: Sequence[Prompt]
+    max_new_tokens: int
+    rows: list[SettingRow]
+    depth: int | None = None
+    checks: Sequence[DraftsRow] = ()
+
+    @property
+    def identical(self) -> bool:
+        return all(row.accounted for row in self.rows) and all(row.passed for row in self.checks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Make what `realrun engine check --json` prints."""
+        checks = {"depth": self.depth, "checks": [asdict(row) for row in self.checks]}
+        return {
+            "engine": self.engine.name,
+            "version": self.engine.version(),
+            "target": self.target,
+            "drafter": self.drafter,
+            "lookup_rule": self.lookup_rule and asdict(self.lookup_rule),
+            "conventions": asdict(self.engine.conventions),
+            "prompts": prompt_facts(self.prompts, "the trace's"),
+            "max_new_tokens": self.max_new_tokens,
+            "settings": [row.as_dict() for row in self.rows],
+            "identical": self.identical,
+            **(checks if self.checks else {}),
+        }
 
 
 def check(
@@ -131,7 +218,7 @@ def check(
     *,
     lookup: bool = False,
     progress: Progress = lambda what, done, total: None,
-) -> dict[str, Any]:
+) -> EngineCheck:
     """Run an engine on the prompts of a trace and compare every round and counter with the trace's replay.
 
     pair : the trace's own
@@ -139,9 +226,6 @@ def check(
     settings : the engine is run once in each
     max_new_tokens : the engine's limit on output tokens
     lookup : whether the engine drafts by prompt lookup, under its own rule, and not with the draft model
-
-    Returns what `realrun engine check --json` prints: per setting how many sequences, rounds and counters are the
-    replay's, the near ties by name, and what differs beyond them.
 
     Raises InputError if the pair cannot be converted, or the engine fails.
     """
@@ -163,18 +247,8 @@ def check(
                 played = as_lookups(trace, engine.lookup_rule, setting.k, past_end=past_end)
             rows.append(compared(played, engine, setting, run, max_new_tokens, models))
         progress("run", len(settings), len(settings))
-    return {
-        "engine": engine.name,
-        "version": engine.version(),
-        "target": pair.target_name,
-        "drafter": "prompt lookup" if lookup else pair.draft_name,
-        "lookup_rule": dataclasses.asdict(engine.lookup_rule) if lookup and engine.lookup_rule else None,
-        "conventions": dataclasses.asdict(engine.conventions),
-        "prompts": prompt_facts(prompts, "the trace's"),
-        "max_new_tokens": max_new_tokens,
-        "settings": rows,
-        "identical": all(row["accounted"] for row in rows),
-    }
+    drafter, rule = ("prompt lookup", engine.lookup_rule) if lookup else (pair.draft_name, None)
+    return EngineCheck(engine, pair.target_name, drafter, rule, prompts, max_new_tokens, rows)
 
 
 def without_ends(run: EngineRun, eos_token_ids: set[int]) -> EngineRun:
@@ -185,8 +259,8 @@ def without_ends(run: EngineRun, eos_token_ids: set[int]) -> EngineRun:
 
 def compared(
     trace: Trace, engine: Engine, setting: Setting, run: EngineRun, max_new_tokens: int, models: Models
-) -> dict[str, Any]:
-    """A setting's row of the document."""
+) -> SettingRow:
+    """Compare an engine's run in a setting with the replay."""
     if setting.batch > 1:
         agreements = compare_batch(
             trace, setting.rule, setting.batch, engine.conventions, max_new_tokens, run.outputs, run.rounds, models
@@ -198,28 +272,20 @@ def compared(
             )
             for sequence, (output, rounds) in enumerate(zip(run.outputs, run.rounds, strict=True))
         ]
-    theirs = [round_ for rounds in run.rounds for round_ in rounds]
-    rounds_compared = sum(agreement.rounds for agreement in agreements)
-    counters = None if run.sums is None else counters_equal(run.sums, agreements)
-    return {
-        "setting": str(setting),
-        **setting.as_dict(),
-        "sequences": len(agreements),
-        "sequences_identical": sum(not agreement.near_ties and not agreement.difference for agreement in agreements),
-        "rounds": rounds_compared,
-        "rounds_identical": sum(agreement.identical for agreement in agreements),
-        "drafted": drafted_tokens(run),
-        "accepted": sum(accepted for _, accepted in theirs),
-        "accepted_per_position": _per_position([accepted for _, accepted in theirs]),
-        "counters_equal": counters,
-        "near_ties": [{**tie._asdict(), "text": str(tie)} for agreement in agreements for tie in agreement.near_ties],
-        "differences": [
-            f"sequence {i}: {agreement.difference}" for i, agreement in enumerate(agreements) if agreement.difference
-        ],
-        "accounted": rounds_compared > 0
-        and not any(agreement.difference for agreement in agreements)
-        and counters is not False,
-    }
+    accepted = [count for rounds in run.rounds for _, count in rounds]
+    return SettingRow(
+        setting,
+        sequences=len(agreements),
+        sequences_identical=sum(not agreement.near_ties and not agreement.difference for agreement in agreements),
+        rounds=sum(agreement.rounds for agreement in agreements),
+        rounds_identical=sum(agreement.identical for agreement in agreements),
+        drafted=drafted_tokens(run),
+        accepted=sum(accepted),
+        accepted_per_position=_per_position(accepted),
+        counters_equal=None if run.sums is None else counters_equal(run.sums, agreements),
+        near_ties=[tie for agreement in agreements for tie in agreement.near_ties],
+        differences=[f"sequence {i}: {each.difference}" for i, each in enumerate(agreements) if each.difference],
+    )
 
 
 def drafted_tokens(run: EngineRun) -> int | None:

@@ -11,13 +11,12 @@ import dataclasses
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
-from realrun.engines.check import check, recorded_tokens
+from realrun.engines.check import DraftsRow, EngineCheck, check, recorded_tokens
 from realrun.engines.dense import dense_trace, engine_pair, job_of
 from realrun.engines.engine import Engine, Setting
 from realrun.measure.record import RecordSettings
@@ -40,7 +39,7 @@ def check_drafts(
     *,
     depth: int = RecordSettings.max_draft_tokens,
     progress: Progress = lambda what, done, total: None,
-) -> dict[str, Any]:
+) -> EngineCheck:
     """Compare what an engine's drafter proposes in several ways of running the engine, greedily.
 
     A recording at every position, one sequence at a time and with whole prompts, is the reference. Its replay is
@@ -50,8 +49,6 @@ def check_drafts(
     settings : of the normal runs, with draft lengths up to `depth`
     max_new_tokens : of the normal runs; recordings go on for `depth` tokens, and behind an end of text
     depth : longest draft recorded
-
-    Returns what `realrun engine check --drafts --json` prints: the document of `check`, and the compared recordings.
 
     Raises InputError if the engine does not run this drafter, cannot be recorded, or fails.
     """
@@ -73,31 +70,30 @@ def check_drafts(
 
         reference, chunked, together = recorded(0), recorded(1, step_tokens=chunk), recorded(2, batch)
     lookup = isinstance(pair.drafter, LookupKind)
-    document = check(pair, reference, engine, settings, max_new_tokens, lookup=lookup, progress=progress)
+    compared = check(pair, reference, engine, settings, max_new_tokens, lookup=lookup, progress=progress)
     checks = [
         _drafts_row(f"prompts in chunks of {chunk} tokens against whole prompts", chunked, reference),
         _drafts_row(f"{batch} sequences at once against one at a time", together, reference),
     ]
-    identical = document["identical"] and all(row["passed"] for row in checks)
-    return {**document, "depth": depth, "checks": checks, "identical": identical}
+    return dataclasses.replace(compared, depth=depth, checks=checks)
 
 
-def _drafts_row(check: str, trace: Trace, reference: Trace) -> dict[str, Any]:
+def _drafts_row(check: str, trace: Trace, reference: Trace) -> DraftsRow:
     """Describe the comparison of two recordings."""
     rows = np.flatnonzero(reference.position > 0)
     differing = [row for row in rows.tolist() if differs(trace, reference, row)]
     first = described(trace, reference, differing[0]) if differing else None
     others = (trace.draft_token[rows] != reference.draft_token[rows]).any(axis=1)
-    return {
-        "check": check,
-        "unit": "positions",
-        "total": len(rows),
-        "equal": len(rows) - len(differing),
-        "other_tokens": int(others.sum()),
-        "largest_prob_difference": float(np.abs(trace.prob - reference.prob)[rows][~others].max(initial=0.0)),
-        "first_difference": first if len(rows) else "no position was recorded",
-        "passed": not differing and len(rows) > 0,
-    }
+    return DraftsRow(
+        check,
+        unit="positions",
+        total=len(rows),
+        equal=len(rows) - len(differing),
+        other_tokens=int(others.sum()),
+        largest_prob_difference=float(np.abs(trace.prob - reference.prob)[rows][~others].max(initial=0.0)),
+        first_difference=first if len(rows) else "no position was recorded",
+        passed=not differing and len(rows) > 0,
+    )
 
 
 def differs(trace: Trace, reference: Trace, row: int) -> bool:

@@ -61,6 +61,9 @@ class Score:
     def passed(self) -> bool:
         return abs(self.z) < LIMIT  # False for nan
 
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "passed": self.passed}
+
 
 def score(parts: Sequence[Terms]) -> Score:
     """Compare sums of martingale differences with their variance."""
@@ -154,6 +157,84 @@ def logprobs_of(model: Any, prompt: Sequence[int], output: Sequence[int], temper
         return (logits.double() / temperature).log_softmax(-1)
 
 
+@dataclasses.dataclass(frozen=True)
+class LosslessRow:
+    """What was observed in a setting. text, acceptance : of output tokens, and of judged drafts if there were any"""
+
+    setting: Setting
+    rounds: int
+    drafted: int | None
+    accepted: int
+    text: Score
+    acceptance: Score | None
+
+    def as_dict(self) -> dict[str, Any]:
+        counts = {"rounds": self.rounds, "drafted": self.drafted, "accepted": self.accepted}
+        acceptance = {"count": 0, "passed": True} if self.acceptance is None else self.acceptance.as_dict()
+        scores = {"text": self.text.as_dict(), "acceptance": acceptance}
+        return {"setting": str(self.setting), **self.setting.as_dict(), **counts, **scores}
+
+
+@dataclasses.dataclass(frozen=True)
+class LosslessCheck:
+    """Sampled text and acceptance beside the target's distribution. rule : of acceptance; source : of the prompts"""
+
+    engine: Engine
+    target: str
+    drafter: str
+    temperature: float
+    rule: Rule
+    prompts: Sequence[Prompt]
+    source: str
+    max_new_tokens: int
+    rows: list[LosslessRow]
+
+    @property
+    def lossless(self) -> bool:
+        """Whether every text passes."""
+        return all(row.text.passed for row in self.rows)
+
+    @property
+    def passed(self) -> bool:
+        """Whether text and acceptance pass."""
+        return self.lossless and all(row.acceptance is None or row.acceptance.passed for row in self.rows)
+
+    @property
+    def verdict(self) -> str:
+        who = f"{self.engine.name} {self.engine.version()} at temperature {self.temperature:g}"
+        if not self.lossless:
+            worst = _worst([(row.text, row.setting) for row in self.rows])
+            return f"not lossless: {who} puts out tokens of mean log-probability {worst}"
+        if not self.passed:
+            worst = _worst([(row.acceptance, row.setting) for row in self.rows if row.acceptance is not None])
+            rule = f"the rule {self.rule} is not followed"
+            return f"lossless, but {rule}: {who} accepts a share of {worst}"
+        return f"lossless: {who}, every |z| is below {LIMIT:g}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Make what `realrun engine check --temperature --json` prints."""
+        return {
+            "engine": self.engine.name,
+            "version": self.engine.version(),
+            "target": self.target,
+            "drafter": self.drafter,
+            "temperature": self.temperature,
+            "rule": self.rule,
+            "prompts": prompt_facts(self.prompts, self.source),
+            "max_new_tokens": self.max_new_tokens,
+            "settings": [row.as_dict() for row in self.rows],
+            "lossless": self.lossless,
+            "passed": self.passed,
+            "verdict": self.verdict,
+        }
+
+
+def _worst(scores: Sequence[tuple[Score, Setting]]) -> str:
+    found, setting = max(((s, at) for s, at in scores if not s.passed), key=lambda pair: abs(pair[0].z))
+    means = f"{found.measured:.3f} where {found.expected:.3f} is expected"
+    return f"{means} (z = {found.z:.1f}, {setting})"
+
+
 def check_lossless(
     pair: Pair,
     prompts: Sequence[Prompt],
@@ -166,16 +247,13 @@ def check_lossless(
     seed: int = 0,
     source: str = "",
     progress: Progress = lambda what, done, total: None,
-) -> dict[str, Any]:
+) -> LosslessCheck:
     """Sample with an engine's drafts, and compare text and acceptance with what the target's distribution gives.
 
     source : where the prompts are from
     seed : of the first prompt in the first setting; all others have seeds of their own
 
     Top-k and top-p are off.
-
-    Returns what `realrun engine check --temperature --json` prints; "lossless" is whether every text passes, "passed"
-    whether acceptance does, too.
 
     Raises InputError if the pair cannot be converted, the engine fails, or it puts out nothing.
     """
@@ -192,39 +270,18 @@ def check_lossless(
             seeded = job._replace(seed=seed + done * len(prompts))
             rows.append(_row(pair, engine, seeded, setting, engine.run(seeded, setting)))
         progress("run", len(settings), len(settings))
-    document: dict[str, Any] = {
-        "engine": engine.name,
-        "version": engine.version(),
-        "target": pair.target_name,
-        "drafter": "prompt lookup" if lookup else pair.draft_name,
-        "temperature": temperature,
-        "rule": engine.rule_of(lookup=lookup),
-        "prompts": prompt_facts(prompts, source),
-        "max_new_tokens": max_new_tokens,
-        "settings": rows,
-        "lossless": all(row["text"]["passed"] for row in rows),
-        "passed": all(row[name]["passed"] for row in rows for name in ("text", "acceptance")),
-    }
-    return {**document, "verdict": _verdict(document)}
+    drafter, rule = "prompt lookup" if lookup else pair.draft_name, engine.rule_of(lookup=lookup)
+    return LosslessCheck(engine, pair.target_name, drafter, temperature, rule, prompts, source, max_new_tokens, rows)
 
 
-def _row(pair: Pair, engine: Engine, job: Job, setting: Setting, run: EngineRun) -> dict[str, Any]:
+def _row(pair: Pair, engine: Engine, job: Job, setting: Setting, run: EngineRun) -> LosslessRow:
     terms = list(_terms(pair, engine, job, setting, run))
     if not terms:
         raise InputError(f"{engine.name} put out nothing, {setting}; give other prompts, or more --max-new-tokens")
     texts, drafts = zip(*terms, strict=True)
-    scores = {"text": score(texts), "acceptance": score(drafts) if any(len(each.value) for each in drafts) else None}
-    return {
-        "setting": str(setting),
-        **setting.as_dict(),
-        "rounds": sum(map(len, run.rounds)),
-        "drafted": drafted_tokens(run),
-        "accepted": sum(accepted for rounds in run.rounds for _, accepted in rounds),
-        **{
-            name: {"count": 0, "passed": True} if each is None else {**dataclasses.asdict(each), "passed": each.passed}
-            for name, each in scores.items()
-        },
-    }
+    accepted = sum(accepted for rounds in run.rounds for _, accepted in rounds)
+    judged = score(drafts) if any(len(each.value) for each in drafts) else None
+    return LosslessRow(setting, sum(map(len, run.rounds)), drafted_tokens(run), accepted, score(texts), judged)
 
 
 def _terms(pair: Pair, engine: Engine, job: Job, setting: Setting, run: EngineRun) -> Iterator[tuple[Terms, Terms]]:
@@ -245,21 +302,3 @@ def _terms(pair: Pair, engine: Engine, job: Job, setting: Setting, run: EngineRu
             draft = logprobs_of(pair.drafter.weights(pair.target)[0], prompt, output, job.temperature)
             chances = chances_of_model(target, draft, ends, setting.k, engine.draft_rule)
         yield text_terms(target, output, ends), acceptance_terms(chances, rounds, engine.conventions, empty)
-
-
-def _verdict(document: dict[str, Any]) -> str:
-    who = f"{document['engine']} {document['version']} at temperature {document['temperature']:g}"
-
-    def worst(name: str) -> str:
-        rows = [row for row in document["settings"] if not row[name]["passed"]]
-        row = max(rows, key=lambda row: abs(row[name]["z"]))
-        found = row[name]
-        means = f"{found['measured']:.3f} where {found['expected']:.3f} is expected"
-        return f"{means} (z = {found['z']:.1f}, {row['setting']})"
-
-    if not document["lossless"]:
-        return f"not lossless: {who} puts out tokens of mean log-probability {worst('text')}"
-    if not document["passed"]:
-        rule = f"the rule {document['rule']} is not followed"
-        return f"lossless, but {rule}: {who} accepts a share of {worst('acceptance')}"
-    return f"lossless: {who}, every |z| is below {LIMIT:g}"

@@ -187,16 +187,16 @@ def test_a_setting_is_accounted_for_only_if_counters_are_equal_too() -> None:
     passed = [sum(accepted >= depth for _, accepted in every) for depth in range(1, DEPTH + 1)]
     sums = Sums(len(every), sum(d for d, _ in every), sum(passed), passed)
     row = compared(trace, engine, setting, EngineRun(outputs, rounds, sums), LIMIT, SURE)
-    assert row["accounted"] and row["counters_equal"]
-    assert row["sequences"] == row["sequences_identical"] == 3
-    assert row["rounds"] == row["rounds_identical"] == len(every)
-    assert row["accepted_per_position"] == passed[: len(row["accepted_per_position"])]
+    assert row.accounted and row.counters_equal
+    assert row.sequences == row.sequences_identical == 3
+    assert row.rounds == row.rounds_identical == len(every)
+    assert row.accepted_per_position == passed[: len(row.accepted_per_position)]
     wrong = sums._replace(accepted=sums.accepted + 1)
-    assert not compared(trace, engine, setting, EngineRun(outputs, rounds, wrong), LIMIT, SURE)["accounted"]
+    assert not compared(trace, engine, setting, EngineRun(outputs, rounds, wrong), LIMIT, SURE).accounted
     rounds[2][0] = (rounds[2][0][0], rounds[2][0][1] + 1)
     row = compared(trace, engine, setting, EngineRun(outputs, rounds, None), LIMIT, SURE)
-    assert not row["accounted"] and row["counters_equal"] is None and row["sequences_identical"] == 2
-    assert len(row["differences"]) == 1 and row["differences"][0].startswith("sequence 2: round 0 ")
+    assert not row.accounted and row.counters_equal is None and row.sequences_identical == 2
+    assert len(row.differences) == 1 and row.differences[0].startswith("sequence 2: round 0 ")
 
 
 def test_lookups_are_those_of_the_engines_rule() -> None:
@@ -230,10 +230,8 @@ def test_what_llamacpp_counted_is_accounted_for_with_its_near_ties_named() -> No
         rounds = [[*zip(map(int, drafted), map(int, accepted), strict=True)] for drafted, accepted in counted]
         run = EngineRun([output.tolist() for output in outputs], rounds)
         row = compared(trace, engine, Setting(int(k), float(p_min or 0)), run, TOKENS, models)
-        assert row["accounted"] and row["rounds"] - row["rounds_identical"] <= len(row["near_ties"])
-        near_ties[name] = [
-            tuple(tie[key] for key in ("sequence", "position", "depth", "what")) for tie in row["near_ties"]
-        ]
+        assert row.accounted and row.rounds - row.rounds_identical <= len(row.near_ties)
+        near_ties[name] = [tie[:4] for tie in row.near_ties]
     assert {name: ties for name, ties in near_ties.items() if ties} == {
         name: [(*tie, "p_min")] for name, tie in NEAR_TIES.items()
     }

@@ -109,7 +109,7 @@ def trace() -> Trace:
 @pytest.mark.parametrize("wrong", [0, 2])
 def test_a_check_tells_rounds_that_differ(trace: Trace, wrong: int) -> None:
     engine = Played(trace, wrong=wrong)
-    document = check(tiny_pair(), trace, engine, settings_of(engine, [2, 5], []), TOKENS)
+    document = check(tiny_pair(), trace, engine, settings_of(engine, [2, 5], []), TOKENS).as_dict()
     assert json.loads(json.dumps(document)) == document
     assert document["identical"] == (wrong == 0)
     assert [row["sequences_identical"] for row in document["settings"]] == [4 - wrong] * 2
@@ -119,7 +119,7 @@ def test_a_check_tells_rounds_that_differ(trace: Trace, wrong: int) -> None:
 
 def test_a_shorter_limit_than_the_recordings(trace: Trace) -> None:
     engine = Played(trace)
-    document = check(tiny_pair(), trace, engine, [Setting(3)], 9)
+    document = check(tiny_pair(), trace, engine, [Setting(3)], 9).as_dict()
     assert document["identical"] and document["settings"][0]["rounds"] < 4 * 9
 
 
@@ -297,7 +297,7 @@ def test_a_gguf_file_holds_the_model(tmp_path: Path) -> None:
 def test_llamacpp_does_what_the_replay_says(prompts: list[Prompt], lab_pair32: Pair) -> None:
     trace = record(lab_pair32, prompts[:4], RecordSettings(8, 48, Sampler("greedy")))
     engine = LlamaCppEngine()
-    document = check(lab_pair32, trace, engine, settings_of(engine, [1, 3, 8], [0.3, 0.75]), 40)
+    document = check(lab_pair32, trace, engine, settings_of(engine, [1, 3, 8], [0.3, 0.75]), 40).as_dict()
     assert document["identical"], document
     rows = document["settings"]
     assert all(row["rounds_identical"] == row["rounds"] for row in rows if not row["near_ties"])
@@ -327,7 +327,7 @@ def test_an_engine_does_what_the_replay_says(prompts: list[Prompt], lab_pair32: 
     if lookup and engine.lookup_rule is None:
         pytest.skip("it has no prompt lookup")
     trace = record(lab_pair32, prompts[:4], RecordSettings(5, 48, Sampler("greedy")))
-    document = check(lab_pair32, trace, engine, settings_of(engine, [2, 5], []), 40, lookup=lookup)
+    document = check(lab_pair32, trace, engine, settings_of(engine, [2, 5], []), 40, lookup=lookup).as_dict()
     assert document["identical"], document
     assert all(row["rounds_identical"] == row["rounds"] > 40 for row in document["settings"])
 

@@ -148,7 +148,7 @@ def checked(engine: Engine) -> dict[str, Any]:
     target, draft = bigrams()
     pair = replace(tiny_pair((END,)), target=Bigrams(target), drafter=IndependentKind(Bigrams(draft)))  # type: ignore[arg-type]
     prompts = [Prompt("all", [1 + number % 2, 4 + number % 8]) for number in range(60)]
-    return check_lossless(pair, prompts, engine, [Setting(1), Setting(4)], LIMIT, TEMPERATURE)
+    return check_lossless(pair, prompts, engine, [Setting(1), Setting(4)], LIMIT, TEMPERATURE).as_dict()
 
 
 @pytest.mark.parametrize("drafts", get_args(Rule))
@@ -256,7 +256,9 @@ def test_an_engine_is_lossless_and_accepts_what_a_replay_under_its_rule_gives(
         return runs[setting.k]
 
     monkeypatch.setattr(engine, "run", noted)
-    document = check_lossless(lab_pair32, few * TEXTS, engine, [Setting(k) for k in (1, 3, 5)], LIMIT, TEMPERATURE)
+    document = check_lossless(
+        lab_pair32, few * TEXTS, engine, [Setting(k) for k in (1, 3, 5)], LIMIT, TEMPERATURE
+    ).as_dict()
     assert document["passed"] and all(row["acceptance"]["count"] > 250 for row in document["settings"]), document
     for k, found in runs.items():
         own = np.array([(sum(accepted for _, accepted in rounds), len(rounds)) for rounds in found.rounds])
@@ -269,5 +271,5 @@ def test_an_engine_is_lossless_and_accepts_what_a_replay_under_its_rule_gives(
 @pytest.mark.slow
 def test_transformers_is_lossless_with_prompt_lookup(prompts: list[Prompt], lab_pair32: Pair) -> None:
     engine = HuggingFaceEngine()
-    document = check_lossless(lab_pair32, prompts[:6], engine, [Setting(3)], 48, TEMPERATURE, lookup=True)
+    document = check_lossless(lab_pair32, prompts[:6], engine, [Setting(3)], 48, TEMPERATURE, lookup=True).as_dict()
     assert document["passed"] and document["settings"][0]["acceptance"]["count"] > 20, document

@@ -62,7 +62,7 @@ def checked(
 
     monkeypatch.setattr(MODULES[name], "run_apart", run_apart)
     trace = traces[engine.conventions.counts_past_end]
-    return check(lab_pair32, trace, engine, [Setting(K)], TOKENS, lookup=bool(lookup))
+    return check(lab_pair32, trace, engine, [Setting(K)], TOKENS, lookup=bool(lookup)).as_dict()
 
 
 @pytest.mark.parametrize("key", RECORDS)

@@ -528,7 +528,7 @@ def test_a_check_of_drafts_finds_what_differs(trace: Trace, interpreter: Path) -
     (interpreter / "answer.json").write_text(json.dumps(answer_of(outputs_of(trace), vllm_rounds(trace, 3))))
 
     def checked() -> dict[str, Any]:
-        return check_drafts(pair, prompts, engine, [Setting(3)], TOKENS, depth=DEPTH)
+        return check_drafts(pair, prompts, engine, [Setting(3)], TOKENS, depth=DEPTH).as_dict()
 
     document = checked()
     assert json.loads(json.dumps(document)) == document
@@ -700,7 +700,7 @@ def test_vllms_rounds_are_its_recordings(
     vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair, drafter: str
 ) -> None:
     pair = lab_pair32 if drafter == "model" else load_pair(drafter=drafter)
-    document = check_drafts(pair, prompts[:6], vllm, [Setting(k) for k in (2, 3, 5)], 40, depth=8)
+    document = check_drafts(pair, prompts[:6], vllm, [Setting(k) for k in (2, 3, 5)], 40, depth=8).as_dict()
     print(json.dumps(document, indent=1))
     assert document["identical"], document
 
@@ -711,7 +711,7 @@ def test_a_check_of_drafts_finds_vllms_defect_with_chunked_prompts(
 ) -> None:
     """At the end of a chunk vLLM 0.32 gives an EAGLE drafter the prompt's last token, not the one that follows."""
     pair = eagle3_pair(lab_pair32, (2, 4, 5), tmp_path / "eagle3")
-    document = check_drafts(pair, prompts[:6], vllm, [Setting(3)], 24, depth=DEPTH)
+    document = check_drafts(pair, prompts[:6], vllm, [Setting(3)], 24, depth=DEPTH).as_dict()
     print(json.dumps(document, indent=1))
     chunks, batch = document["checks"]
     assert document["settings"][0]["accounted"] and batch["passed"] and not chunks["passed"], document
