@@ -486,7 +486,7 @@ def transfer(job: Job) -> None:
     for shape in SHAPES:
         path = job.work / f"{shape}.json"
         if (grid := read_kept(path)) is None:
-            grid = run(shape, minutes=job.seconds / 4 / 60, device=str(job.device), dtype=job.dtype)
+            grid = run(shape, minutes=job.seconds / 4 / 60, device=str(job.device), dtype=job.dtype).as_dict()
             write_json(grid, path)
         grids[shape] = grid
     trace = read_trace(located(SCRIPT, "trace"))

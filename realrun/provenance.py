@@ -8,12 +8,11 @@ import os
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import torch
 
 
-def provenance(device: torch.device, number_type: str) -> dict[str, Any]:
+def provenance(device: torch.device, number_type: str) -> dict[str, str | int]:
     """A small JSON-able record to store beside every measurement of models in this number type."""
     versions = {name: installed(name) for name in ("torch", "transformers", "numpy", "numba")}
     return {

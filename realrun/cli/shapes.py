@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from realrun.cli.options import REPEATS_HELP, SMOKE_TEST_HELP, TRIALS_HELP
 from specsim.cli.command import Answer
 from specsim.cli.console import claim_file, print_table, progress_bar
 from specsim.cli.options import OVERWRITE_FILE_HELP, SeedSettings
 from specsim.io.settings import argument, setting
+
+if TYPE_CHECKING:
+    from realrun.measure.cost_grid import MeasuredGrid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,34 +29,20 @@ class ShapeRun(SeedSettings):
     minutes: float | None = setting(None, "Stop in good order after this time.", low=0.01)
     overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
 
-    @property
-    def machine(self) -> dict[str, Any]:
-        """Device, number type and sizes, as functions take them."""
-        return {"device": self.device, "dtype": self.dtype, "smoke": self.smoke_test}
-
 
 def shapes() -> Answer:
     """List the shapes for cost-grid and scripted."""
     from realrun.pairs.shapes import DRAFTERS, SHAPES, kv_bytes_per_token, parameter_count, shape_config
 
-    rows: list[dict[str, Any]] = []
+    rows, cells = [], []
     for name in SHAPES:
-        config = shape_config(name)
-        rows.append(
-            {
-                "shape": name,
-                "role": "drafter" if name in DRAFTERS else "target",
-                "parameters": parameter_count(config),
-                "layers": int(config.num_hidden_layers),
-                "vocabulary": int(config.vocab_size),
-                "cache_bytes_per_token": kv_bytes_per_token(config),
-            }
-        )
-    cells = [
-        [r["shape"], r["role"], f"{r['parameters'] / 1e9:.2f} B", str(r["layers"]), f"{r['vocabulary']:,}",
-         f"{r['cache_bytes_per_token'] / 1024:.0f} KiB"]
-        for r in rows
-    ]  # fmt: skip
+        config, role = shape_config(name), "drafter" if name in DRAFTERS else "target"
+        parameters, cache_bytes = parameter_count(config), kv_bytes_per_token(config)
+        layers, vocabulary = int(config.num_hidden_layers), int(config.vocab_size)
+        row = {"shape": name, "role": role, "parameters": parameters, "layers": layers, "vocabulary": vocabulary}
+        rows.append({**row, "cache_bytes_per_token": cache_bytes})
+        cache = f"{cache_bytes / 1024:.0f} KiB"
+        cells.append([name, role, f"{parameters / 1e9:.2f} B", str(layers), f"{vocabulary:,}", cache])
     columns = ["shape", "role", "parameters", "layers", "vocabulary", "cache per token, bf16"]
     return Answer({"shapes": rows}, partial(print_table, "shapes", columns, cells))
 
@@ -82,26 +72,30 @@ def cost_grid(options: GridOptions) -> Answer:
     claim_file(options.out, overwrite=options.overwrite)
     axes = Axes(*map(list, (options.tokens or TOKENS, options.contexts or CONTEXTS, options.batches or BATCHES)))
     with progress_bar() as report:
-        document = run_cost_grid(
+        grid = run_cost_grid(
             options.shape,
             axes=axes,
             repeats=options.repeats,
             seed=options.seed,
             minutes=options.minutes,
             progress=report,
-            **options.machine,
+            device=options.device,
+            dtype=options.dtype,
+            smoke=options.smoke_test,
         )
+    document = grid.as_dict()
     write_json(document, options.out)
-    return Answer(document, partial(_print_grid, document))
+    return Answer(document, partial(_print_grid, grid))
 
 
-def _print_grid(document: dict[str, Any]) -> None:
-    rows: list[list[str]] = []
-    for batch, times in zip(document["batches"], document["median_s"], strict=True):
-        for context, passes in zip(document["contexts"], times, strict=True):
-            rows.append([str(batch), str(context), *("-" if t is None else f"{1000 * t:.3f}" for t in passes)])
-    columns = ["batch", "context", *(f"{n} tokens" for n in document["tokens"])]
-    print_table(f"{document['model']}: milliseconds per pass", columns, rows, labels=2)
+def _print_grid(grid: MeasuredGrid) -> None:
+    rows = [
+        [str(batch), str(context), *("-" if math.isnan(t) else f"{1000 * t:.3f}" for t in passes)]
+        for batch, times in zip(grid.axes.batches, grid.tables["median_s"].tolist(), strict=True)
+        for context, passes in zip(grid.axes.contexts, times, strict=True)
+    ]
+    columns = ["batch", "context", *(f"{n} tokens" for n in grid.axes.tokens)]
+    print_table(f"{grid.model}: milliseconds per pass", columns, rows, labels=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +135,9 @@ def scripted(options: ScriptedOptions) -> Answer:
             read_plain_trace(options.trace),
             settings,
             progress=report,
-            **options.machine,
+            device=options.device,
+            dtype=options.dtype,
+            smoke=options.smoke_test,
         )
     write_json(document, options.out)
     return Answer(document, partial(_print_scripted, document, options.context))

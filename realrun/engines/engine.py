@@ -102,7 +102,7 @@ class DenseRun(NamedTuple):
 
     outputs: list[list[int]]
     rows: Array
-    facts: dict[str, Any]
+    facts: dict[str, str | int | None]
     generate_s: float
     draft_s: float
 

@@ -55,7 +55,7 @@ class LlamaCppEngine(Engine):
         That is what llama.cpp's rounds draft with it, as far as their drafts go; its threshold p_min is not applied.
         """
         assert setting.batch == 1 and step_tokens is None
-        result = run_apart(PROCESS, {**server_job(job, [setting], []), "depth": setting.k}, job.folder)
+        result = run_apart(PROCESS, {**job_document(job, [setting], []), "depth": setting.k}, job.folder)
         facts = {
             "name": self.name,
             "version": self.version(),
@@ -72,7 +72,7 @@ class LlamaCppEngine(Engine):
 
     def run(self, job: Job, setting: Setting) -> EngineRun:
         turns = [(0, prompt) for prompt in range(len(job.prompts))]
-        result = run_apart(PROCESS, server_job(job, [setting], turns), job.folder, TRACE)
+        result = run_apart(PROCESS, job_document(job, [setting], turns), job.folder, TRACE)
         log = Log()
         for line in log_lines([job.folder / "log.txt"], Counter()):
             log.take(line)
@@ -90,7 +90,7 @@ class LlamaCppEngine(Engine):
     def run_timed(
         self, job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]], done: Callable[[int], None]
     ) -> list[Turn]:
-        result = run_apart(PROCESS, server_job(job, arms, turns), job.folder, done=done)["turns"]
+        result = run_apart(PROCESS, job_document(job, arms, turns), job.folder, done=done)["turns"]
         lines = (job.folder / "log.txt").read_text(errors="replace").splitlines()
         drafts_s = draft_seconds(lines, [(arm, bool(arms[arm].k)) for arm, _ in turns])
         return [
@@ -130,7 +130,7 @@ def draft_seconds(lines: Sequence[str], turns: Sequence[tuple[int, bool]]) -> li
     return found_s
 
 
-def server_job(job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]]) -> dict[str, Any]:
+def job_document(job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]]) -> dict[str, Any]:
     """Describe the job of the engine's process: servers of these settings, and (arm, prompt) of every turn."""
     longest = max(map(len, job.prompts))
     context = longest + job.max_new_tokens + max(arm.k for arm in arms) + 1

@@ -41,10 +41,10 @@ class OpenVinoEngine(Engine):
 
     def run(self, job: Job, setting: Setting) -> EngineRun:
         description = {**job.as_dict(), "k": setting.k, "max_ngram": self.lookup_rule.max_ngram}
-        return run_of(run_apart(PROCESS, description, job.folder, python=self.python), job.max_new_tokens)
+        return read_run(run_apart(PROCESS, description, job.folder, python=self.python), job.max_new_tokens)
 
 
-def run_of(result: dict[str, Any], max_new_tokens: int) -> EngineRun:
+def read_run(result: dict[str, Any], max_new_tokens: int) -> EngineRun:
     """Read what a process returned.
 
     emitted : of every prompt, tokens that each pass of the target put out, the first of them over the prompt

@@ -96,9 +96,9 @@ class VllmEngine(Engine):
         return FixedK(setting.k)
 
     def run(self, job: Job, setting: Setting) -> EngineRun:
-        result = run_apart(PROCESS, asked(job, setting, self.lookup_rule), job.folder, ENVIRONMENT, self.python)
-        rounds = [rounds_of(metrics, number + 1) for number, metrics in enumerate(result["metrics"])]
-        return EngineRun(result["outputs"], rounds, sums_of(result["counters"]))
+        result = run_apart(PROCESS, job_document(job, setting, self.lookup_rule), job.folder, ENVIRONMENT, self.python)
+        rounds = [read_rounds(metrics, number + 1) for number, metrics in enumerate(result["metrics"])]
+        return EngineRun(result["outputs"], rounds, read_sums(result["counters"]))
 
     def check_dense(self, sampler: Sampler) -> None:
         sampling_of(sampler, 0)
@@ -110,7 +110,7 @@ class VllmEngine(Engine):
     def run_dense(self, job: Job, setting: Setting, sampler: Sampler, step_tokens: int | None = None) -> DenseRun:
         folder = Path(tempfile.mkdtemp(dir=job.folder))
         description = {
-            **asked(job, setting, self.lookup_rule),
+            **job_document(job, setting, self.lookup_rule),
             "recording": str(folder),
             "sampling": [sampling_of(sampler, number) for number in range(len(job.prompts))],
             "step_tokens": step_tokens,
@@ -124,7 +124,7 @@ class VllmEngine(Engine):
         return DenseRun(result["outputs"], rows, engine_facts(part.facts), result["whole_s"] - draft_s, draft_s)
 
 
-def asked(job: Job, setting: Setting, rule: NgramRule) -> dict[str, Any]:
+def job_document(job: Job, setting: Setting, rule: NgramRule) -> dict[str, Any]:
     """Describe the job of the engine's process: server settings and prompts."""
     speculation: dict[str, Any] = {"num_speculative_tokens": setting.k}
     if job.lookup:
@@ -142,7 +142,7 @@ def asked(job: Job, setting: Setting, rule: NgramRule) -> dict[str, Any]:
     return {**job.as_dict(), "speculation": speculation, "batch": setting.batch, "context": context}
 
 
-def sampling_of(sampler: Sampler, number: int) -> dict[str, Any]:
+def sampling_of(sampler: Sampler, number: int) -> dict[str, float | None]:
     """Describe to vLLM how tokens of a prompt are chosen; InputError for drafts that are not its default."""
     if sampler.mode == "greedy":
         return {"temperature": 0.0}
@@ -150,11 +150,11 @@ def sampling_of(sampler: Sampler, number: int) -> dict[str, Any]:
         raise InputError(
             f"vLLM drafts the likeliest tokens, unlike --mode {sampler.mode}; give --mode greedy or greedy-draft"
         )
-    limits = {"top_p": sampler.top_p, "top_k": sampler.top_k}
-    return {"temperature": sampler.temperature, "seed": sampler.seed + number, **limits}
+    temperature, seed = sampler.temperature, sampler.seed + number
+    return {"temperature": temperature, "seed": seed, "top_p": sampler.top_p, "top_k": sampler.top_k}
 
 
-def rounds_of(metrics: Mapping[str, Any] | None, number: int) -> list[tuple[int, int]]:
+def read_rounds(metrics: Mapping[str, Any] | None, number: int) -> list[tuple[int, int]]:
     """List a request's rounds (drafted, accepted) from its metrics; vLLM omits them for a request without drafts."""
     if metrics is None or not metrics["num_spec_steps"]:
         return []
@@ -170,7 +170,7 @@ def rounds_of(metrics: Mapping[str, Any] | None, number: int) -> list[tuple[int,
     return rounds
 
 
-def sums_of(counters: Mapping[str, Any]) -> Sums:
+def read_sums(counters: Mapping[str, Any]) -> Sums:
     """Sum vLLM's counters by name; counters by position are missing before the first draft."""
 
     def count(name: str) -> int:

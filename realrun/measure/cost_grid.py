@@ -10,7 +10,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -60,14 +60,34 @@ class Axes:
         return self.contexts[-1] + self.tokens[-1]
 
 
-@dataclass
-class _Grid:
-    """Measurements so far: [B, C, T] seconds (NaN where unknown), and why points are missing."""
+class Missing(NamedTuple):
+    """Passes that were not timed, and why."""
 
+    batch: int
+    context: int
+    tokens: list[int]
+    reason: str
+
+
+@dataclass
+class MeasuredGrid:
+    """Passes of a model: [B, C, T] seconds (NaN where unknown), and why points are missing.
+
+    shape, provenance : of the model, in numbers; where and when it was timed
+    minutes : limit; None for none
+    """
+
+    model: str
     axes: Axes
+    shape: dict[str, str | int]
+    repeats: int
+    seed: int
+    minutes: float | None
+    provenance: dict[str, str | int]
+    spent_minutes: float = 0.0
     tables: dict[str, Floats] = field(init=False)
     samples: Ints = field(init=False)
-    missing: list[dict[str, Any]] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         shape = tuple(len(axis) for axis in (self.axes.batches, self.axes.contexts, self.axes.tokens))
@@ -76,7 +96,7 @@ class _Grid:
 
     def miss(self, batch: int, context: int, tokens: Sequence[int], reason: str) -> None:
         if tokens:
-            self.missing.append({"batch": batch, "context": context, "tokens": list(tokens), "reason": reason})
+            self.missing.append(Missing(batch, context, list(tokens), reason))
 
     def miss_unfitting(self, batch: int, contexts: Sequence[int], tokens: Sequence[int], free: float) -> None:
         """Note as missing the points beyond these contexts and passes, which fit into `free` bytes."""
@@ -100,8 +120,8 @@ class _Grid:
                     self.tables[name][place] = np.quantile(values, q)
             self.miss(batch, context, late, "time: the minutes given were over")
 
-    def document(self) -> dict[str, Any]:
-        """Make the part of the JSON document that holds the measurements."""
+    def as_dict(self) -> dict[str, Any]:
+        """Make the JSON document of a cost grid."""
         return {
             "kind": GRID_KIND,
             "version": GRID_VERSION,
@@ -110,7 +130,14 @@ class _Grid:
             "tokens": list(self.axes.tokens),
             **{name: finite_or_null(table) for name, table in self.tables.items()},
             "samples": self.samples.tolist(),
-            "missing": self.missing,
+            "missing": [missing._asdict() for missing in self.missing],
+            "model": self.model,
+            "shape": self.shape,
+            "repeats": self.repeats,
+            "seed": self.seed,
+            "minutes": self.minutes,
+            "spent_minutes": self.spent_minutes,
+            "provenance": self.provenance,
         }
 
 
@@ -148,8 +175,8 @@ def measure_grid(
     minutes: float | None = None,
     begun: float | None = None,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Time the passes of a model; return the JSON document of a cost grid.
+) -> MeasuredGrid:
+    """Time the passes of a model.
 
     Every batch size runs all points in shuffled order, `repeats` times, each time with a warm-up pass and a timed
     pass. The host reads the clock while the device is idle, as between a decoder's passes. Points that exceed the
@@ -167,7 +194,16 @@ def measure_grid(
         )
     begun = time.monotonic() if begun is None else begun
     deadline = np.inf if minutes is None else begun + 60 * minutes
-    grid, report, rng = _Grid(axes), progress or (lambda stage, done, total: None), np.random.default_rng(seed)
+    report, rng = progress or (lambda stage, done, total: None), np.random.default_rng(seed)
+    grid = MeasuredGrid(
+        name,
+        axes,
+        describe(model.config, model.dtype),
+        repeats,
+        seed,
+        None if minutes is None else float(minutes),
+        provenance(model.device, number_type(model)),
+    )
     total = len(axes.batches) * repeats
     for number, batch in enumerate(axes.batches):
         free = MEMORY_MARGIN * free_bytes(model.device)
@@ -188,17 +224,8 @@ def measure_grid(
         grid.add(batch, samples)
         report(f"cost grid {name}", (number + 1) * repeats, total)
         gc.collect()  # the batch's buffers and graphs
-    spent_s = time.monotonic() - begun
-    return {
-        **grid.document(),
-        "model": name,
-        "shape": describe(model.config, model.dtype),
-        "repeats": repeats,
-        "seed": seed,
-        "minutes": None if minutes is None else float(minutes),
-        "spent_minutes": spent_s / 60,
-        "provenance": provenance(model.device, number_type(model)),
-    }
+    grid.spent_minutes = (time.monotonic() - begun) / 60
+    return grid
 
 
 def _measure_batch(
@@ -252,7 +279,7 @@ def run_cost_grid(
     seed: int = 0,
     minutes: float | None = None,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> MeasuredGrid:
     """Run `measure_grid` on a named shape with random weights and as many positions as the axes need.
 
     The minutes include the time to make the model.

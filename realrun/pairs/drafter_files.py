@@ -109,7 +109,7 @@ def weights_digest(*parts: torch.nn.Module | str) -> str:
     return digest(*(piece for part in parts for piece in read(part)))
 
 
-def describe_target(target: Any, name: str) -> dict[str, Any]:
+def describe_target(target: Any, name: str) -> dict[str, str | int]:
     """Make the fact "target" of a drafter trained on this model."""
     config = target.config
     return {

@@ -78,7 +78,7 @@ class Pair:
         return self.target.dtype
 
     @property
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> dict[str, str | int]:
         """Describe machine, versions, kernels and clock, in JSON form, to be stored with a measurement."""
         return {**provenance(self.device, self.number_type), "kernels": backend_for(self.device), "clock": clock_name()}
 

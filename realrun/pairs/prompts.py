@@ -387,6 +387,6 @@ def prompt_digest(prompts: Sequence[Prompt]) -> str:
     return digest(json.dumps([prompt.tokens for prompt in prompts]))
 
 
-def prompt_facts(prompts: Sequence[Prompt], source: str) -> dict[str, Any]:
+def prompt_facts(prompts: Sequence[Prompt], source: str) -> dict[str, str | int]:
     """Describe the source, number and token digest of prompts, for result files."""
     return {"source": source or "not named", "count": len(prompts), "digest": prompt_digest(prompts)}

@@ -181,7 +181,7 @@ def free_bytes(device: torch.device) -> int:
     return int(available[1]) * 1024 if available else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def describe(config: PretrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
+def describe(config: PretrainedConfig, dtype: torch.dtype) -> dict[str, str | int]:
     """Describe a shape in numbers, for result files."""
     keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     return {

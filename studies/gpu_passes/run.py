@@ -40,7 +40,7 @@ def measured(model: str, config: Config) -> Document:
     axes = Axes(*(config[name] for name in ("tokens", "contexts", "batches")))
     return run_cost_grid(
         model, axes=axes, device="cuda", dtype=config["dtype"], seed=config["seed"], minutes=config["minutes"]
-    )
+    ).as_dict()
 
 
 def main(out: Path, config: Config) -> None:

@@ -19,7 +19,7 @@ from realrun.decode.sampling import Sampler
 from realrun.engines.check import as_lookups, check, check_recording, recording, scheduled, settings_of
 from realrun.engines.engine import Job, Setting, Sums
 from realrun.engines.hugging_face import HuggingFaceEngine
-from realrun.engines.vllm import VllmEngine, asked, rounds_of, sums_of
+from realrun.engines.vllm import VllmEngine, job_document, read_rounds, read_sums
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -166,7 +166,7 @@ def test_a_check_of_batches(trace: Trace, interpreter: Path) -> None:
 def test_a_schedule_is_asked_by_ranges() -> None:
     setting = scheduled(VllmEngine(), {4: 0, 1: 5, 3: 3}, 8)
     assert setting == Setting(5, batch=8, schedule=ScheduledK({1: 5, 3: 3, 4: 0}))
-    speculation = asked(Job(Path("here"), [[1, 2]], 10, []), setting, VllmEngine.lookup_rule)["speculation"]
+    speculation = job_document(Job(Path("here"), [[1, 2]], 10, []), setting, VllmEngine.lookup_rule)["speculation"]
     assert speculation["num_speculative_tokens"] == 5
     assert speculation["num_speculative_tokens_per_batch_size"] == [[1, 2, 5], [3, 3, 3], [4, 8, 0]]
 
@@ -175,18 +175,18 @@ def test_rounds_are_those_of_detailed_metrics() -> None:
     """As a server gave them."""
     requests = json.loads(REQUESTS.read_text())
     metrics = [request.get("spec_decode_metrics", request) for request in requests]
-    rounds = [rounds_of(metric, number) for number, metric in enumerate(metrics)]
+    rounds = [read_rounds(metric, number) for number, metric in enumerate(metrics)]
     assert sum(map(len, rounds)) == sum(metric["num_spec_steps"] for metric in metrics) > 20
-    assert rounds_of(None, 1) == [] and rounds_of(metrics_of([]), 1) == []
+    assert read_rounds(None, 1) == [] and read_rounds(metrics_of([]), 1) == []
     without = {name: value for name, value in metrics[0].items() if not name.startswith("per_step")}
-    refusal(lambda: rounds_of(without, 7), "request 7: vLLM lists no rounds; take a version with per-request metrics")
-    refusal(lambda: rounds_of(metrics[0] | {"num_draft_tokens": 1}, 7), "request 7: vLLM counts")
+    refusal(lambda: read_rounds(without, 7), "request 7: vLLM lists no rounds; take a version with per-request metrics")
+    refusal(lambda: read_rounds(metrics[0] | {"num_draft_tokens": 1}, 7), "request 7: vLLM counts")
 
 
 def test_counters_before_the_first_draft_are_zero() -> None:
-    assert sums_of({}) == Sums(0, 0, 0, [])
+    assert read_sums({}) == Sums(0, 0, 0, [])
     counters = answer_of([], [[(3, 3), (3, 1)], [(2, 0)]])["counters"]
-    assert sums_of(counters) == Sums(3, 8, 4, [2, 1, 1, 0])
+    assert read_sums(counters) == Sums(3, 8, 4, [2, 1, 1, 0])
 
 
 def test_what_cannot_be_asked_is_refused(trace: Trace) -> None:

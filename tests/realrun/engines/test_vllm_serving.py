@@ -24,7 +24,7 @@ import torch
 from realrun.decode.sampling import Sampler
 from realrun.engines.engine import run_apart, save_models
 from realrun.engines.processes.vllm_recorder import FOLDER, TEXTS
-from realrun.engines.vllm import ENVIRONMENT, PROCESS, V1_RUNNER, VllmEngine, rounds_of
+from realrun.engines.vllm import ENVIRONMENT, PROCESS, V1_RUNNER, VllmEngine, read_rounds
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import Prompt
@@ -193,7 +193,11 @@ def run(
     trace = read_format("vllm-dense", [folder / "out"]).source
     assert isinstance(trace, Trace)
     trace = replace(trace, meta={**trace.meta, "eos_token_id": None})  # both runs go on behind an end of text
-    return recorded["outputs"], trace, [rounds_of(metrics, number) for number, metrics in enumerate(normal["metrics"])]
+    return (
+        recorded["outputs"],
+        trace,
+        [read_rounds(metrics, number) for number, metrics in enumerate(normal["metrics"])],
+    )
 
 
 def test_suffix_decoding_is_recorded_as_the_texts_have_it(

@@ -32,7 +32,7 @@ SHAPE = (2, 3, 4)
 def measure(name: str, **options: Any) -> dict[str, Any]:
     return run_cost_grid(
         name, **{"axes": AXES, "repeats": 3, "device": "cpu", "dtype": "float32", "smoke": True, **options}
-    )
+    ).as_dict()
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_what_does_not_fit_the_memory_is_null_with_the_reason(monkeypatch: pytes
 
     free = free_for(1, (1, 2, 4, 7), 32)
     monkeypatch.setattr(cost_grid, "free_bytes", lambda device: free / cost_grid.MEMORY_MARGIN)
-    grid = measure_grid(model, "small", axes=AXES, repeats=2)
+    grid = measure_grid(model, "small", axes=AXES, repeats=2).as_dict()
     median = np.array(grid["median_s"], dtype=float)
     assert np.isfinite(median[0, :2]).all() and np.isnan(median[0, 2]).all()
     assert np.isnan(median[1]).any()
@@ -210,7 +210,7 @@ def test_other_bad_input_is_refused() -> None:
 @pytest.mark.gpu
 def test_a_true_shape_is_measured_on_cuda_near_the_time_of_reading_its_weights() -> None:
     axes = Axes(tokens=(1, 8, 64), contexts=(128, 8192), batches=(1, 4))
-    grid = run_cost_grid("llama-3.1-8b", axes=axes, repeats=5)
+    grid = run_cost_grid("llama-3.1-8b", axes=axes, repeats=5).as_dict()
     median = np.array(grid["median_s"], dtype=float)
     assert grid["missing"] == [] and (median[1] >= 0.9 * median[0]).all() and (median[:, 1] >= 0.9 * median[:, 0]).all()
     bandwidth = grid["shape"]["pass_weight_bytes"] / median[0, 0, 0]
