@@ -184,15 +184,15 @@ def print_comparison(comparison: Comparison, out: Path) -> None:
 
 
 def _cells(row: CompareRow) -> Sequence[str]:
-    changes = (_percent_text(change) for change in (row.slowdown, row.round_time))
-    tau = "same rounds" if row.rounds_identical_percent == 100 else f"{row.tau[0]:.3f} -> {row.tau[1]:.3f}"
-    return [row.label, verdict_text(row), *changes, tau, _percent_text(row.null_change)]
+    changes = (_percent_text(change) for change in (row.slowdown_percent, row.round_time_percent))
+    tau = "same rounds" if row.rounds_identical_percent == 100 else f"{row.tau['base']:.3f} -> {row.tau['head']:.3f}"
+    return [row.label, verdict_text(row), *changes, tau, _percent_text(row.null_percent)]
 
 
 def verdict_text(row: CompareRow) -> str:
     """Write the verdict of a row in words."""
     if row.verdict == "no change":
-        return f"no change larger than {max(row.slowdown.high, -row.slowdown.low):.1f} %"
+        return f"no change larger than {max(row.slowdown_percent.high, -row.slowdown_percent.low):.1f} %"
     return row.verdict
 
 

@@ -115,11 +115,6 @@ LAYOUTS: dict[str, Layout] = {
 }  # fmt: skip
 
 
-def checkpoint_folder(target: Any) -> Path:
-    """Find the local folder that a target was loaded from."""
-    return Path(cached_file(target.name_or_path, "config.json") or "").parent
-
-
 def read_tensors(folder: Path, pattern: str) -> dict[str, torch.Tensor]:
     """Read the tensors whose names begin with a pattern from a checkpoint's safetensors, and drop that prefix."""
     index = folder / INDEX
@@ -261,7 +256,8 @@ class MtpKind(EagleKind):
                 "another --drafter"
             )
         cls.check_target(target)
-        folder, modules = checkpoint_folder(target), list[dict[str, torch.Tensor]]()
+        folder = Path(cached_file(target.name_or_path, "config.json") or "").parent  # that the target was loaded from
+        modules = list[dict[str, torch.Tensor]]()
         layers = int(config.num_hidden_layers)
         while found := read_tensors(folder, layout.module.format(k=len(modules), layer=layers + len(modules))):
             modules.append(found)

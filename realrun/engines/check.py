@@ -281,7 +281,7 @@ def compared(
         rounds_identical=sum(agreement.identical for agreement in agreements),
         drafted=drafted_tokens(run),
         accepted=sum(accepted),
-        accepted_per_position=_per_position(accepted),
+        accepted_per_position=[sum(n >= depth for n in accepted) for depth in range(1, max(accepted, default=0) + 1)],
         counters_equal=None if run.sums is None else counters_equal(run.sums, agreements),
         near_ties=[tie for agreement in agreements for tie in agreement.near_ties],
         differences=[f"sequence {i}: {each.difference}" for i, each in enumerate(agreements) if each.difference],
@@ -315,10 +315,6 @@ def _trimmed(counts: list[int], length: int) -> list[int]:
     while len(counts) > length and not counts[-1]:
         counts = counts[:-1]
     return [*counts, *[0] * (length - len(counts))]
-
-
-def _per_position(accepted: Sequence[int]) -> list[int]:
-    return [sum(count >= depth for count in accepted) for depth in range(1, max(accepted, default=0) + 1)]
 
 
 def best_two(model: Any) -> BestTwo:

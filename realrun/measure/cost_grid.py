@@ -131,12 +131,7 @@ class MeasuredGrid:
             **{name: finite_or_null(table) for name, table in self.tables.items()},
             "samples": self.samples.tolist(),
             "missing": [missing._asdict() for missing in self.missing],
-            "model": self.model,
-            "shape": self.shape,
-            "repeats": self.repeats,
-            "seed": self.seed,
-            "minutes": self.minutes,
-            "spent_minutes": self.spent_minutes,
+            **{name: getattr(self, name) for name in ("model", "shape", "repeats", "seed", "minutes", "spent_minutes")},
             "provenance": self.provenance,
         }
 

@@ -327,7 +327,7 @@ def _load_model(
     path: str, tokenizer: PreTrainedTokenizerBase, device: str, dtype: str, size: int | None = None
 ) -> PreTrainedModel:
     """Load a model without padding in its vocabulary; the vocabulary has this size or the tokenizer's."""
-    tokenizer_tokens = tokens_of(tokenizer)
+    tokenizer_tokens = max(tokenizer.get_vocab().values()) + 1  # room for all of its ids
     try:
         # Experts' joint products, the library's default, know no float64.
         experts = {"experts_implementation": "eager"} if dtype == "float64" else {}
@@ -361,11 +361,6 @@ def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
     if eos is None:
         eos = model.config.eos_token_id
     return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
-
-
-def tokens_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Compute the size of a vocabulary that holds all of the tokenizer's ids."""
-    return max(tokenizer.get_vocab().values()) + 1
 
 
 def check_tokenizers(

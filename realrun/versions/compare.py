@@ -458,20 +458,20 @@ class CompareRow:
     policy : None for the baseline
     exceeds : whether the slowdown exceeds the limit; None while that is not decidable
     tau : mean acceptance lengths of base and head
-    null_change : of the base's second process against its first (A/A test)
+    null_percent : of the base's second process against its first (A/A test)
     restart_token_ms : milliseconds per token [process][restart]
     """
 
     policy: Policy | None
-    slowdown: Estimate
+    slowdown_percent: Estimate
     verdict: Verdict
     exceeds: bool | None
-    round_time: Estimate
-    tau_change: Estimate
-    tau: tuple[float, float]
+    round_time_percent: Estimate
+    tau_percent: Estimate
+    tau: dict[str, float]
     rounds_identical_percent: float
     output_identical_percent: float
-    null_change: Estimate
+    null_percent: Estimate
     restart_token_ms: list[list[float]]
 
     @property
@@ -479,21 +479,10 @@ class CompareRow:
         return NO_SPECULATION if self.policy is None else str(self.policy)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "label": self.label,
-            "policy": self.policy and self.policy.name,
-            "params": {} if self.policy is None else dict(self.policy.settings),
-            "slowdown_percent": self.slowdown.as_dict(),
-            "verdict": self.verdict,
-            "exceeds": self.exceeds,
-            "round_time_percent": self.round_time.as_dict(),
-            "tau_percent": self.tau_change.as_dict(),
-            "tau": dict(zip(("base", "head"), self.tau, strict=True)),
-            "rounds_identical_percent": self.rounds_identical_percent,
-            "output_identical_percent": self.output_identical_percent,
-            "null_percent": self.null_change.as_dict(),
-            "restart_token_ms": self.restart_token_ms,
-        }
+        params = {} if self.policy is None else dict(self.policy.settings)
+        figures = {name: v.as_dict() if isinstance(v, Estimate) else v for name, v in vars(self).items()}
+        del figures["policy"]
+        return {"label": self.label, "policy": self.policy and self.policy.name, "params": params, **figures}
 
 
 @dataclass(frozen=True)
@@ -683,7 +672,7 @@ def _row(
         exceeds(slowdown, limit_percent),
         round_time,
         tau_change,
-        (float(tau[BASE]), float(tau[HEAD])),
+        {"base": float(tau[BASE]), "head": float(tau[HEAD])},
         100 * float(np.mean(same_rounds)),
         100 * float(np.mean(same_text)),
         null_change,

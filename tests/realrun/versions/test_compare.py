@@ -378,7 +378,7 @@ def test_prompts_are_the_sample_of_a_change_of_rounds() -> None:
             run.log = "other"
     other_rounds = rows_of(restarts, NO_LIMIT)[1]
     assert (same_rounds.verdict, other_rounds.verdict) == ("faster", "not decidable")
-    assert float(same_rounds.slowdown) == float(other_rounds.slowdown)
+    assert float(same_rounds.slowdown_percent) == float(other_rounds.slowdown_percent)
 
 
 def test_rounds_are_the_same_only_if_they_are_in_every_restart() -> None:
