@@ -409,7 +409,7 @@ def elapsed_ratio(trace: Trace) -> float:
     return float((seconds["generate"] + seconds["dense"]) / seconds["generate"])
 
 
-def summary(trace: Trace) -> dict[str, Any]:
+def summary(trace: Trace) -> dict[str, float]:
     """Summarise a recording: its size, how much of the drafts would be accepted, and how long it took."""
     return {
         "sequences": trace.sequences,

@@ -159,7 +159,7 @@ def _prompt(row: Any, place: str, tokenizer: PreTrainedTokenizerBase) -> Prompt:
         )
     form, value = forms[0], row[forms[0]]
     if form in QUESTIONS:
-        value = _first_question(form, row, place)
+        value = _first_question(form, row[form], row.get("input"), place)
         if tokenizer.chat_template:
             form, value = "messages", [{"role": "user", "content": value}]
     text = _chat_text(value, place, tokenizer) if form == "messages" else value
@@ -173,16 +173,15 @@ def _prompt(row: Any, place: str, tokenizer: PreTrainedTokenizerBase) -> Prompt:
     return Prompt(domain, tokens, place=place, chat=form == "messages")
 
 
-def _first_question(form: str, row: dict[str, Any], place: str) -> str:
-    """Return the user's first message of a data set's line; later turns answer another model."""
-    value = row[form]
+def _first_question(form: str, value: Any, more: Any, place: str) -> str:
+    """Return the user's first message of a data set's line; later turns answer another model. more : of its input"""
     if form == "turns" and isinstance(value, list):
         value = next(iter(value), None)
     elif form == "conversations" and isinstance(value, list):
         turns = [turn for turn in value if isinstance(turn, dict)]
         value = next((turn.get("value") for turn in turns if turn.get("from") in USERS), None)
-    elif form == "instruction" and row.get("input"):
-        value = f"{value}\n\n{row['input']}"
+    elif form == "instruction" and more:
+        value = f"{value}\n\n{more}"
     if not isinstance(value, str) or not value:
         raise InputError(f"{place}: {form!r} holds no question of the user; correct the line, or leave it out")
     return value
@@ -248,7 +247,7 @@ def _messages(row: Any, place: str) -> list[dict[str, Any]]:
         answer = next((row[key] for key in ANSWERED.get(question or "", ()) if isinstance(row.get(key), str)), None)
         if question is None or answer is None:
             return []
-        value = _first_question(question, row, place)
+        value = _first_question(question, row[question], row.get("input"), place)
         messages = [{"role": "user", "content": value}, {"role": "assistant", "content": answer}]
     known = all(
         isinstance(message, dict)

@@ -32,7 +32,7 @@ class Worker:
         self.begin_decoding: Any = None
         self.in_use = ExitStack()
 
-    def start(self, job: Mapping[str, Any]) -> dict[str, Any]:
+    def start(self, job: Mapping[str, Any]) -> dict[str, str]:
         """Import what the job needs and load its pair; return where the code lies, and versions.
 
         job : "pair", arguments of `load_pair`; "sampler", of `Sampler`; "policies", name and settings of each, None for
@@ -54,7 +54,7 @@ class Worker:
         facts |= {name: version(name) for name in ("torch", "transformers")}
         return {"folder": str(Path(realrun.__file__).resolve().parents[1]), **facts, **self.load()}
 
-    def load(self) -> dict[str, Any]:
+    def load(self) -> dict[str, str]:
         """Load the pair anew, make a decoder for every policy, and warm up; return a hash of its weights.
 
         Weights and caches come to lie elsewhere in memory than before.
@@ -74,7 +74,7 @@ class Worker:
             decoder.decode(job["prompts"][0], min(WARM_UP_TOKENS, job["max_new_tokens"]), policy)
         return {"weights": pair.fingerprint}
 
-    def begin(self, arm: int, prompt: int) -> dict[str, Any]:
+    def begin(self, arm: int, prompt: int) -> dict[str, str]:
         """Prefill this prompt for the policy of this number; the prompt's number keys its noise."""
         (decoder, policy), job = self.arms[arm], self.job
         tokens, limit = job["prompts"][prompt], job["max_new_tokens"]

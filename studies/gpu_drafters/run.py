@@ -37,7 +37,6 @@ LETTERS = 80  # of a reason
 POLICIES = {kind.name: kind.paper_policy for kind in DRAFTERS.values()} | {"model": "adaedl"}  # papers', by drafter
 OWN_TARGET = "their text is not the baseline's, and speedups are for equally many tokens"
 
-Row = Mapping[str, Any]
 STAGES = (TEXT, TRAIN, *DECODED)
 RECORDED = tuple(f"{name}.json" for name in (*STAGES, FLOAT32))
 POINTS = 24  # of a training's curve
@@ -177,12 +176,12 @@ def report(config: Config, results: Mapping[str, Document]) -> Report:
     )
 
 
-def speedup(best: Mapping[str, Mapping[str, Row]], name: str) -> float:
+def speedup(best: Mapping[str, Mapping[str, Document]], name: str) -> float:
     """Return the measured speedup of a drafter's best policy in the first run that has it."""
     return float(next(of_run[name] for of_run in best.values() if name in of_run)["measured"]["estimate"])
 
 
-def papers_row(name: str, board: Row, rows: Sequence[Row]) -> Row | None:
+def papers_row(name: str, board: Document, rows: Sequence[Document]) -> Document | None:
     """Return the row of the policy that the drafter's paper proposes; None if it was not decoded."""
     kind = next(drafter["kind"] for drafter in board["drafters"] if drafter["name"] == name)
     return first_best(row for row in rows if row["drafter"] == name and row["policy"] == POLICIES.get(kind))
@@ -192,7 +191,7 @@ def papers(name: str) -> dict[str, dict[str, float]]:
     return published(name, thompson="Cali-TS")
 
 
-def trained(training: Row, facts: Row) -> str:
+def trained(training: Document, facts: Document) -> str:
     """Return how far a drafter was trained, and how often its first token is accepted."""
     accepted = f"{100 * facts['first_token_accepted_share']:.0f}" if facts else ""
     if not training.get("curve"):
@@ -205,7 +204,7 @@ def in_papers(tau: float, name: str) -> str:
     return f"{tau:.2f} ({taus})" if taus else f"{tau:.2f}"
 
 
-def policies(best: Row | None, own: Row | None) -> str:
+def policies(best: Document | None, own: Document | None) -> str:
     """Return the best policy, and that of the paper with its speedup unless it is the same."""
     if best is None:
         return ""
@@ -214,13 +213,13 @@ def policies(best: Row | None, own: Row | None) -> str:
     return f"{best['policy']} ({own['policy']}: {own['measured']['estimate']:.2f})"
 
 
-def speeds(row: Row) -> str:
+def speeds(row: Document) -> str:
     measured = row["measured"]
     interval = f"[{measured['low']:.2f}, {measured['high']:.2f}]"
     return f"{row['forecast']['estimate']:.2f}, {measured['estimate']:.2f} {interval}"
 
 
-def paying(best: Mapping[str, Mapping[str, Row]], trained_here: Sequence[str], board: Row) -> str:
+def paying(best: Mapping[str, Mapping[str, Document]], trained_here: Sequence[str], board: Document) -> str:
     """Return which of the drafters that were trained pay, in a sentence."""
     parts = []
     for run, of_run in best.items():
@@ -236,7 +235,7 @@ def paying(best: Mapping[str, Mapping[str, Row]], trained_here: Sequence[str], b
     return f"{', and '.join(parts)}."
 
 
-def forecast_errors(rows: Mapping[str, Sequence[Row]], boards: Mapping[str, Row]) -> str:
+def forecast_errors(rows: Mapping[str, Sequence[Document]], boards: Mapping[str, Document]) -> str:
     """Return how far the forecasts of all rows are off, in a sentence."""
     pairs = np.array(
         [(row["forecast"]["estimate"], row["measured"]["estimate"]) for of_run in rows.values() for row in of_run]
@@ -251,7 +250,7 @@ def forecast_errors(rows: Mapping[str, Sequence[Row]], boards: Mapping[str, Row]
     )
 
 
-def prompts(boards: Mapping[str, Row]) -> str:
+def prompts(boards: Mapping[str, Document]) -> str:
     """Return which prompts were decoded."""
     texts = []
     for run, board in boards.items():
@@ -266,7 +265,7 @@ def prompts(boards: Mapping[str, Row]) -> str:
     return f"Prompts: {tuning}. Decoded in time: {'; '.join(texts)}."
 
 
-def median_errors(boards: Mapping[str, Row]) -> str:
+def median_errors(boards: Mapping[str, Document]) -> str:
     """Return the median errors of the forecasts, and of replays that know more."""
     texts = []
     for run, board in boards.items():
@@ -278,7 +277,7 @@ def median_errors(boards: Mapping[str, Row]) -> str:
     )
 
 
-def identical(rows: Mapping[str, Sequence[Row]]) -> str:
+def identical(rows: Mapping[str, Sequence[Document]]) -> str:
     """Return for how many rows the real run repeated the replay's rounds."""
     found = [row for of_run in rows.values() for row in of_run if row["rounds_identical_percent"] is not None]
     full = sum(row["rounds_identical_percent"] == 100 for row in found)
@@ -296,7 +295,7 @@ def identical(rows: Mapping[str, Sequence[Row]]) -> str:
     )
 
 
-def in_float32(board: Row | None) -> list[str]:
+def in_float32(board: Document | None) -> list[str]:
     """Return how many of a board's policies repeated the replay's rounds on a CPU, and which drafters paid there."""
     if board is None:
         return []
@@ -313,7 +312,7 @@ def in_float32(board: Row | None) -> list[str]:
     ]
 
 
-def about_training(results: Mapping[str, Row]) -> str:
+def about_training(results: Mapping[str, Document]) -> str:
     """Return the text and the time of the trainings."""
     text, together = results.get(TEXT, {}), f"All trainings together took {results[TRAIN]['seconds']:.0f} s"
     if "tokens" not in text:
@@ -324,7 +323,7 @@ def about_training(results: Mapping[str, Row]) -> str:
     )
 
 
-def beside(best: Mapping[str, Mapping[str, Row]], trained_here: Sequence[str]) -> list[str]:
+def beside(best: Mapping[str, Mapping[str, Document]], trained_here: Sequence[str]) -> list[str]:
     """Return the speedups of drafters that were not trained here."""
     others = [
         f"{name} {row['measured']['estimate']:.2f} ({run})"
@@ -335,12 +334,12 @@ def beside(best: Mapping[str, Mapping[str, Row]], trained_here: Sequence[str]) -
     return [f"Not trained here: {', '.join(others)}."] if others else []
 
 
-def tuned_targets(rows: Sequence[Row]) -> list[str]:
+def tuned_targets(rows: Sequence[Document]) -> list[str]:
     names = dict.fromkeys(row["drafter"] for row in rows if row["own_target"])
     return [f"Drafters with a tuned target ({', '.join(names)}): {OWN_TARGET}."] if names else []
 
 
-def left_out(results: Mapping[str, Row]) -> list[str]:
+def left_out(results: Mapping[str, Document]) -> list[str]:
     """Return what failed or was left out, with its reason."""
     reasons = {stage: result.get("left") or result.get("error") for stage, result in results.items()}
     reasons |= {stage: "not run" for stage in (TEXT, *DECODED) if stage not in results}
@@ -358,12 +357,12 @@ def left_out(results: Mapping[str, Row]) -> list[str]:
 
 
 def table(
-    trainings: Row,
-    boards: Mapping[str, Row],
-    rows: Mapping[str, Sequence[Row]],
-    facts: Mapping[str, Mapping[str, Row]],
+    trainings: Document,
+    boards: Mapping[str, Document],
+    rows: Mapping[str, Sequence[Document]],
+    facts: Mapping[str, Mapping[str, Document]],
     curves: Mapping[str, Sequence[Sequence[float]]],
-) -> list[Row]:
+) -> list[Document]:
     """Return all rows: policies, drafters, MEDUSA's typical acceptance, papers' figures and trainings."""
     names = ("drafter", "policy", "settings", "tau", "v_d", "forecast", "text_known", "costs_known", "measured",
              "rounds_identical_percent", SAME_TEXT, "output_identical_percent")  # fmt: skip

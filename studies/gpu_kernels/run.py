@@ -12,14 +12,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
 from speckernels.ops.tree_attention import TMA_ENVIRONMENT
 from specsim.io.errors import InputError
 from specsim.report.table import Column, plain
-from studies.common import Config
+from studies.common import Config, Document
 from studies.figures import line_panels, point
 from studies.report import Report
 
@@ -28,8 +27,6 @@ OWN = ("cuda", "triton", "tma")
 GRAPH, STATISTICS, ATTENTION = "graph", "draft_statistics", "tree_attention"
 TENTH_IF_MEASURED = plain(lambda value: "" if value is None else f"{value:.1f}")
 
-Cells = dict[str, Any]
-Document = Mapping[str, Any]
 ALL, TMA = "kernels.json", "tma.json"
 RECORDED = (ALL, TMA)
 
@@ -126,20 +123,20 @@ def report(document: Document, tma: Document) -> Report:
     )
 
 
-def nodes(row: Cells) -> int:
+def nodes(row: Document) -> int:
     """Return the size of a case's tree."""
     return int(row["nodes"])
 
 
-def rows_of(document: Document, mode: str) -> list[Cells]:
+def rows_of(document: Document, mode: str) -> list[Document]:
     """Return the timed rows in a mode, of pytest-benchmark's file, or of the recorded run's older format."""
     rows = document["rows"] if "rows" in document else [row["extra_info"] for row in document["benchmarks"]]
     return [row for row in rows if row["mode"] == mode and row["median_us"] is not None]
 
 
-def case_rows(document: Document, tma: Document) -> list[Cells]:
+def case_rows(document: Document, tma: Document) -> list[Document]:
     """Return a row for each case: times in graphs by backend, and ratios."""
-    timed: dict[tuple[str, str, str], dict[str, Cells]] = {}
+    timed: dict[tuple[str, str, str], dict[str, Document]] = {}
     for source, rename in ((document, {}), (tma, {"cuda": "tma"})):
         for row in rows_of(source, GRAPH):
             case, backend = (row["op"], row["label"], row["dtype"]), row["backend"]
@@ -147,7 +144,7 @@ def case_rows(document: Document, tma: Document) -> list[Cells]:
     return [case_row(*case, by_backend) for case, by_backend in timed.items()]
 
 
-def case_row(operation: str, label: str, dtype: str, by_backend: Mapping[str, Cells]) -> Cells:
+def case_row(operation: str, label: str, dtype: str, by_backend: Mapping[str, Document]) -> Document:
     """Return a case's row."""
     times = {name: row["median_us"] for name, row in by_backend.items()}
     shape, floor = by_backend["cuda"]["shape"], by_backend["cuda"]["floor_us"]

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +27,6 @@ from studies.common import Config, Document, cached
 from studies.figures import line_panels
 from studies.report import SIGNED, TENTH, Report
 
-Row = dict[str, Any]
 Grids = Mapping[str, GridCost]
 RECORDED = ("*.json",)
 
@@ -109,7 +107,7 @@ def report(config: Config, documents: Mapping[str, Document], grids: Grids) -> R
     )
 
 
-def both(rows: Sequence[Row], key: str, digits: int) -> str:
+def both(rows: Sequence[Document], key: str, digits: int) -> str:
     """Write this percentage of every row."""
     return " and ".join(f"{row[key]:.{digits}f} %" for row in rows)
 
@@ -142,7 +140,7 @@ def fitted(model: str, grid: GridCost, seen: Bools, config: Config) -> Roofline:
     return fit_passes(passes, operations, grid.median_s[seen])
 
 
-def model_rows(model: str, grids: Grids, config: Config) -> Iterator[Row]:
+def model_rows(model: str, grids: Grids, config: Config) -> Iterator[Document]:
     """Yield a model's errors by batch and over all batches."""
     grid = grids[model]
     seen = np.indices(grid.median_s.shape).sum(axis=0) % 2 == 0

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -139,7 +138,7 @@ def sequences_run(trace: Trace, document: Document, config: Config) -> Trace:
 
 def roofline(config: Config, grids: Mapping[str, GridCost] | None = None) -> CostModel:
     """Return costs from the data sheet, at the shares of its ceilings that passes on another GPU reached."""
-    passes: dict[str, Any] = {}
+    passes = {}
     for name in (config["target"], config["drafter"]):
         passes[name] = passes_of(name, config)
         if grids is not None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,6 @@ from studies.figures import dots
 from studies.measurement.run import load_of
 from studies.report import TENTH, Report, load_line, machine_line, median_load
 
-Row = Mapping[str, Any]
 ROOT = Path(__file__).parents[2]
 MACHINE, COMPARISONS = "machine.json", "comparisons"
 RECORDED = (MACHINE, f"{COMPARISONS}/*.json")
@@ -169,7 +167,7 @@ def report(config: Config, machine: Document, comparisons: Sequence[Document]) -
     )
 
 
-def row_of(case: Config, documents: Sequence[Document]) -> dict[str, Any]:
+def row_of(case: Config, documents: Sequence[Document]) -> Document:
     """Count the verdicts of a case's comparisons."""
     verdicts = [[row["verdict"] for row in document["rows"]] for document in documents]
     return {
@@ -184,7 +182,7 @@ def row_of(case: Config, documents: Sequence[Document]) -> dict[str, Any]:
     }
 
 
-def total(rows: Sequence[Row], key: str) -> int:
+def total(rows: Sequence[Document], key: str) -> int:
     """Sum a column."""
     return sum(int(row[key]) for row in rows)
 
@@ -196,7 +194,7 @@ def process_deviation(comparisons: Sequence[Document]) -> float:
     return float(np.sqrt((logs**2).mean() / 2))
 
 
-def csv_row(document: Document, row: Row) -> dict[str, Any]:
+def csv_row(document: Document, row: Document) -> Document:
     """Return a row of table.csv."""
     keys = ("slowdown_percent", "null_percent", "verdict", "exceeds")
     named = {"case": document["case"], "policy": row["label"], "restarts": document["restarts"]}

@@ -406,7 +406,7 @@ def training_text(pair: Pair, settings: TextSettings, cache: Path, progress: Pro
     corpus = load_corpus(pair.tokenizer, eos, settings.folder, cache)
     share = settings.generated_share
     sources = [(corpus.train, 1 - share)] if share < 1 else []
-    facts: dict[str, Any] = {"corpus": corpus.name, "corpus_tokens": len(corpus.train), "generated_share": share}
+    facts = {"corpus": corpus.name, "corpus_tokens": len(corpus.train), "generated_share": share}
     if share:
         generated = written_text(pair, corpus, settings.generated_tokens, settings.distill, cache, progress)
         sources.append((generated, share))

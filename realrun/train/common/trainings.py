@@ -222,7 +222,7 @@ class Training:
     run: Callable[..., Trained]
     help: str
     shared: type[SharedOptions] = TextOptions
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, float] = field(default_factory=dict)
     trains: str = "drafter"
     beside_draft: bool = False
     smoke_test: bool = True
