@@ -116,7 +116,7 @@ def test_a_check_reads_vllms_answers(trace: Trace, interpreter: Path, wrong: boo
         drafted, accepted = rounds[2][-1]  # the one that may reach behind the end
         rounds[2][-1] = drafted, (accepted + 1) % 4
     (interpreter / "answer.json").write_text(json.dumps(answer_of(outputs_of(trace), rounds)))
-    document = check(tiny_pair((EOS,)), trace, VllmEngine(), [Setting(3)], TOKENS)
+    document = check(tiny_pair((EOS,)), trace, VllmEngine(), [Setting(3)], TOKENS).as_dict()
     assert json.loads(json.dumps(document)) == document
     (row,) = document["settings"]
     assert document["identical"] != wrong and row["counters_equal"] != wrong
@@ -135,7 +135,7 @@ def test_a_check_of_lookups(trace: Trace, interpreter: Path) -> None:
     played = as_lookups(trace, engine.lookup_rule, DEPTH, past_end=True)
     rounds = vllm_rounds(played, DEPTH)
     (interpreter / "answer.json").write_text(json.dumps(answer_of(outputs_of(trace), rounds)))
-    document = check(tiny_pair((EOS,)), trace, engine, [Setting(DEPTH)], TOKENS, lookup=True)
+    document = check(tiny_pair((EOS,)), trace, engine, [Setting(DEPTH)], TOKENS, lookup=True).as_dict()
     assert document["identical"] and document["settings"][0]["rounds"] == sum(map(len, rounds)) > 5
     assert document["lookup_rule"] == {"min_ngram": 2, "max_ngram": 3, "occurrence": "first", "at_end": "stop"}
     assert json.loads((interpreter / "asked.json").read_text())["speculation"] == {
@@ -146,7 +146,7 @@ def test_a_check_of_lookups(trace: Trace, interpreter: Path) -> None:
 def test_a_check_that_met_no_draft_says_so(trace: Trace, interpreter: Path) -> None:
     (interpreter / "answer.json").write_text(json.dumps(answer_of(outputs_of(trace), [[] for _ in range(6)])))
     setting = Setting(3, batch=6, schedule=ScheduledK({1: 0}))  # as where texts end together and K is 0 until then
-    document = check(tiny_pair((EOS,)), trace, VllmEngine(), [setting], TOKENS)
+    document = check(tiny_pair((EOS,)), trace, VllmEngine(), [setting], TOKENS).as_dict()
     row = document["settings"][0]
     assert row["sequences_identical"] == 6 and row["rounds"] == 0 and not document["identical"]
 
@@ -155,7 +155,7 @@ def test_a_check_of_batches(trace: Trace, interpreter: Path) -> None:
     """All at once, so that each round is as the load of the first steps is: of a K that all have."""
     setting = scheduled(VllmEngine(), {1: 3}, 6)
     (interpreter / "answer.json").write_text(json.dumps(answer_of(outputs_of(trace), vllm_rounds(trace, 3))))
-    document = check(tiny_pair((EOS,)), trace, VllmEngine(), [setting], TOKENS)
+    document = check(tiny_pair((EOS,)), trace, VllmEngine(), [setting], TOKENS).as_dict()
     assert json.loads(json.dumps(document)) == document
     assert document["identical"] and document["settings"][0]["rounds_identical"] > 30
     assert document["settings"][0]["setting"] == "K by batch 1:3, 6 at once"
@@ -241,7 +241,7 @@ def test_vllm_does_what_the_replay_says(
     """One text of these ends before the limit, within a draft."""
     trace = recorded(lab_pair32, prompts[:4], vllm)
     assert output_lengths(trace, 40).min() < 40
-    document = check(lab_pair32, trace, vllm, settings_of(vllm, [5], []), 40, lookup=lookup)
+    document = check(lab_pair32, trace, vllm, settings_of(vllm, [5], []), 40, lookup=lookup).as_dict()
     assert document["identical"], document
     (row,) = document["settings"]
     assert row["rounds_identical"] == row["rounds"] > 20 and row["counters_equal"]
@@ -250,7 +250,7 @@ def test_vllm_does_what_the_replay_says(
 @pytest.mark.slow
 def test_vllms_batches_are_the_simulated_servers(vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair) -> None:
     trace = recorded(lab_pair32, prompts[:7], vllm)
-    document = check(lab_pair32, trace, vllm, [scheduled(vllm, {1: 5, 3: 2, 4: 0}, 4)], 40)
+    document = check(lab_pair32, trace, vllm, [scheduled(vllm, {1: 5, 3: 2, 4: 0}, 4)], 40).as_dict()
     assert document["identical"], document
     (row,) = document["settings"]
     assert row["rounds_identical"] == row["rounds"] > 20 and row["counters_equal"]
