@@ -106,6 +106,11 @@ def test_beyond_what_was_measured_there_is_no_price(tmp_path: Path, tokens: Batc
         ({"round_s": -1.0}, "a time is negative"),
         ({"verify_s": [[[0.0] * 3] * 2] * 3}, "verify_s: a time is not positive"),
         ({"step_s": None}, "malformed"),
+        # A slow second draft step is no part of a round of a single draft, which here takes half of a decoding step.
+        (
+            {"verify_s": [[[0.02, 0.01, 0.03]] * 2] * 3, "draft_s": [[[1e-4, 0.05, 1e-4]] * 2] * 3},
+            "a round at K = 1 takes 0.55 of a step",
+        ),
     ],
 )
 def test_damaged_files_are_refused_in_one_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
