@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -31,6 +33,8 @@ app = typer.Typer(
 )
 app.callback()(options_of_all)
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+LARGE_BYTES = 2**21
 MEASURE, VALIDATE, TRAIN = "Record and measure", "Validate and compare", "Train and convert"
 COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
     MEASURE: (record, profile, probe, batch_profile, cost_grid, shapes, gpu),
@@ -45,6 +49,15 @@ for _name, (_group, _panel) in GROUPS.items():
     app.add_typer(_group, name=_name, rich_help_panel=_panel)
 
 
+def _return_freed_memory() -> None:
+    """Have glibc map blocks from 2 MiB on: its own limit grows, and freed tensors then stay in its heap."""
+    with suppress(AttributeError, OSError):  # other systems
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+        mallopt(M_TRIM_THRESHOLD, LARGE_BYTES)
+
+
 def main() -> None:
     """Entry point of the console command."""
+    _return_freed_memory()
     run(app)

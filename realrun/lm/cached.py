@@ -9,10 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from math import prod
+from mmap import mmap
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import (
     DummyLayer,
@@ -148,8 +149,15 @@ def masks_of(config: Any, window: int | None, mask: torch.Tensor, rows: torch.Te
 def grown(buffer: torch.Tensor, rows: int, most: int = sys.maxsize) -> torch.Tensor:
     """Give a buffer [..., r, d] room for `rows` rows; it at least doubles, up to `most`, so that copies stay rare."""
     have = buffer.shape[-2]
-    room = max(rows, min(most, max(2 * have, FIRST_ROOM)))
-    return F.pad(buffer, (0, 0, 0, room - have)) if rows > have else buffer
+    if rows <= have:
+        return buffer
+    shape = (*buffer.shape[:-2], max(rows, min(most, max(2 * have, FIRST_ROOM))), buffer.shape[-1])
+    if buffer.device.type == "cpu" and prod(shape):  # pages of zeros that take memory when a row is written
+        larger = torch.frombuffer(mmap(-1, prod(shape) * buffer.itemsize), dtype=buffer.dtype).view(shape)
+    else:
+        larger = buffer.new_zeros(shape)
+    larger[..., :have, :] = buffer
+    return larger
 
 
 def max_positions(config: Any) -> int:

@@ -109,12 +109,7 @@ class LlamaLM(CachedLM):
         self.norm_out = model.model.norm.weight
         self.head = model.lm_head
         self.layers = [_join(layer, self.eps) for layer in model.model.layers]
-        positions = torch.arange(config.max_position_embeddings, device=model.device)[None]
-        cos, sin = model.model.rotary_emb(self.embedding[:1, :1], positions)
-        half = self.head_dim // 2
-        # rotate_half as a multiplication: the first half of the sine changes sign.
-        sign = torch.cat([-torch.ones(half), torch.ones(half)]).to(sin)
-        self.cos, self.sin = cos[0, :, None], (sin[0] * sign)[:, None]  # [positions, 1, D]
+        self.cos, self.sin = _rotation(model, self.embedding)
         super().__init__(model)
 
     def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -342,6 +337,20 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
     # The library normalises in float32 whatever the model's type.
     return F.rms_norm(x.float(), (x.shape[-1],), None, eps).to(x.dtype) * weight
+
+
+def _rotation(model: Any, like: torch.Tensor) -> Rotation:
+    """Give cosines and signed sines of all positions, [positions, 1, D]; every pass over this model reads the same."""
+    rotary = model.model.rotary_emb
+    known: Rotation | None = getattr(rotary, "of_positions", None)
+    if known is None or (known[0].dtype, known[0].device) != (like.dtype, like.device):
+        positions = torch.arange(model.config.max_position_embeddings, device=like.device)[None]
+        cos, sin = rotary(like[:1, :1], positions)
+        # rotate_half as a multiplication: the first half of the sine changes sign.
+        sign = torch.ones(cos.shape[-1]).to(sin)
+        sign[: len(sign) // 2] = -1
+        known = rotary.of_positions = cos[0, :, None], (sin[0] * sign)[:, None]
+    return known
 
 
 def _join(layer: Any, eps: float) -> Layer:
