@@ -15,6 +15,7 @@ from specsim.acceptance.models import IID
 from specsim.compare.hardware import CONTEXTS, Comparison, compare_devices
 from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.roofline.document import roofline_from_document
+from specsim.cost.table import CostTable, compile_table
 from specsim.io.errors import InputError
 from specsim.learn.settings import SearchSettings
 from specsim.policy.registry import find_policies
@@ -68,6 +69,18 @@ def test_a_tornado_is_hardware_of_those_ceilings(trace: Trace) -> None:
         assert speedup == pytest.approx(run.autoregressive_s.sum() / run.speculative_s.sum(), rel=1e-12)
     widths = [swing.width for swing in device.swings]
     assert widths == sorted(widths, reverse=True) and widths[0] > 0
+
+
+def test_tornadoes_of_a_chain_policy_price_no_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    trees: list[bool] = []
+
+    def counted(*args: Any, **how: Any) -> CostTable:
+        trees.append(how["trees"])
+        return compile_table(*args, **how)
+
+    monkeypatch.setattr("specsim.replaying.table.compile_table", counted)
+    (device,) = compared(specsim.read_trace("example:lab-eagle").select(np.arange(6)), [cost()]).devices
+    assert trees.count(False) == 2 * len(device.swings) > 0 and trees.count(True) == 2  # the tuning part's, the other's
 
 
 def test_curves_are_a_draft_step_over_a_token(trace: Trace) -> None:
