@@ -27,6 +27,7 @@ from safetensors.torch import load_file
 from realrun.drafters.block import DFLASH, P_EAGLE, W1
 from realrun.drafters.eagle3 import ARCHITECTURE, LAYERS_KEY
 from realrun.tensor_files import FAILURES
+from specsim.cost.roofline.config import ModelConfig
 from specsim.cost.roofline.drafters import LAYERS, drafter_config
 from specsim.io.errors import InputError
 from specsim.io.json import checked, read_json
@@ -124,7 +125,7 @@ def drafter_name(folder: Path) -> str | None:
     config = _read_config(folder)
     written = json.dumps([config.get(key) for key in ("architectures", "speculators_model_type")]).lower()
     other = next((name for name in OTHERS if name in written), None)
-    stated = drafter_config(config)
+    stated = drafter_config(ModelConfig(config))
     if other is not None or stated is not None:
         return other or (stated.method if stated is not None else None)
     # EAGLE-1 drafters call themselves LlamaForCausalLM, but have a projection `fc` and names without "model.".

@@ -4,54 +4,58 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from specsim.cost.roofline.config import INVALID, ModelConfig
 from specsim.cost.roofline.drafters import drafter_config
-from specsim.cost.roofline.families import INVALID, architecture_from_config
+from specsim.cost.roofline.families import architecture_from_config
 from specsim.cost.roofline.shape import Architecture
 from specsim.io.errors import InputError
-from specsim.io.json import checked, read_json
+from specsim.io.json import read_json
 from specsim.io.names import find_name, known_name
 
 SHAPES = Path(__file__).parent / "shapes.json"
 
 
-@cache
-def _document() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(SHAPES.read_text())
-    return document
+class Published(NamedTuple):
+    """What `shapes.json` says of public models and their heads, by the model's name.
+
+    models : the config.json, without keys that do not change the shape
+    released : the formats of the weights of models that were released in fewer than 16 bits
+    heads : by kind, the config.json of published draft heads whose sizes differ from the target's
+    """
+
+    models: dict[str, ModelConfig]
+    released: dict[str, str | dict[str, str]]
+    heads: dict[Literal["eagle3", "mtp"], dict[str, ModelConfig]]
 
 
 @cache
-def public_shapes() -> dict[str, dict[str, Any]]:
+def published() -> Published:
+    """Read `shapes.json`."""
+    document = json.loads(SHAPES.read_text())
+    models, eagle3, mtp = (
+        {name: ModelConfig(config, name) for name, config in document[key].items()}
+        for key in ("models", "eagle3", "mtp")
+    )
+    models |= {name: ModelConfig(models[other], name) for name, other in document["same_shape"].items()}
+    return Published(models, document["released"], {"eagle3": eagle3, "mtp": mtp})
+
+
+def public_shapes() -> dict[str, ModelConfig]:
     """The published config.json of public models by name, without keys that do not change the shape."""
-    document = _document()
-    shapes: dict[str, dict[str, Any]] = document["models"]
-    return {**shapes, **{name: shapes[other] for name, other in document["same_shape"].items()}}
-
-
-def released_weights() -> dict[str, str | dict[str, str]]:
-    """The formats of the weights of models that were released in fewer than 16 bits, by name."""
-    released: dict[str, str | dict[str, str]] = _document()["released"]
-    return released
-
-
-def published_heads(kind: Literal["eagle3", "mtp"]) -> dict[str, dict[str, Any]]:
-    """The config.json of published draft heads whose sizes differ from the target's, by the target's name."""
-    heads: dict[str, dict[str, Any]] = _document()[kind]
-    return heads
+    return published().models
 
 
 @cache
-def published_head(kind: Literal["eagle3", "mtp"], target: Architecture) -> dict[str, Any]:
+def published_head(kind: Literal["eagle3", "mtp"], target: Architecture) -> ModelConfig:
     """The config.json of the published head for this target, found by name, else by shape; empty if there is none."""
-    heads = published_heads(kind)
+    heads = published().heads[kind]
     same_shape = (name for name in heads if replace(find_architecture(name), name=target.name) == target)
-    return heads.get(target.name) or heads.get(next(same_shape, ""), {})
+    return heads.get(target.name) or heads.get(next(same_shape, ""), ModelConfig({}))
 
 
 class NamedModel(NamedTuple):
@@ -108,9 +112,9 @@ def find_model(name: str) -> NamedModel | None:
     return None
 
 
-def model_config(model: str | Mapping[str, Any]) -> Mapping[str, Any]:
+def model_config(model: str | ModelConfig) -> ModelConfig:
     """The config.json of a model, as `find_architecture` takes it."""
-    if isinstance(model, Mapping):
+    if isinstance(model, ModelConfig):
         return model
     if named := find_model(model):
         return public_shapes()[named.shape]
@@ -118,10 +122,10 @@ def model_config(model: str | Mapping[str, Any]) -> Mapping[str, Any]:
     if not path.is_file() and path.suffix != ".json":
         return public_shapes()[known_name("model", model, known, other=OTHER_MODEL)]
     config = read_json(path, f"architecture {path}", missing=INVALID, invalid=INVALID)
-    return dict(checked(config, f"architecture {model}", dict[str, Any], invalid=INVALID))
+    return ModelConfig.from_json(config, model)
 
 
-def find_architecture(model: str | Mapping[str, Any], name: str = "") -> Architecture:
+def find_architecture(model: str | ModelConfig, name: str = "") -> Architecture:
     """The shape of a model.
 
     model : a name of `public_shapes`, also as a hub id such as "Qwen/Qwen3-32B-FP8"; a path to a config.json or its
@@ -136,12 +140,11 @@ def find_architecture(model: str | Mapping[str, Any], name: str = "") -> Archite
     """
     config = model_config(model)
     if drafter := drafter_config(config):
-        shown = name or ("config.json" if isinstance(model, Mapping) else model)
+        shown = name or ("config.json" if isinstance(model, ModelConfig) else model)
         raise InputError(f"{shown} is a drafter's ({drafter.method}), not a model's; give it as --drafter")
-    if isinstance(model, Mapping):
-        return architecture_from_config(config, name or "inline")
-    named = find_model(model)
-    return _public(named.shape, name or named.shape) if named else architecture_from_config(config, name or model)
+    if isinstance(model, ModelConfig) or not (named := find_model(model)):
+        return architecture_from_config(config, name)
+    return _public(named.shape, name)
 
 
 @cache

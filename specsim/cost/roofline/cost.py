@@ -21,6 +21,7 @@ from specsim.cost.roofline.architecture import (
     public_shapes,
     published_head,
 )
+from specsim.cost.roofline.config import ModelConfig
 from specsim.cost.roofline.drafters import CLASSES, ONE_PASS, drafter_config
 from specsim.cost.roofline.families import architecture_from_config
 from specsim.cost.roofline.hardware import GGUF_BITS
@@ -127,13 +128,14 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
     """
     method = ""
     if isinstance(drafter, str):
-        keys, method = _named_drafter(drafter)
-        method = method if method in OWN_NAMES else ""
-    else:
-        keys = drafter
+        if find_model(drafter) is None and config_path(drafter).is_file():
+            drafter = model_config(drafter)
+        else:
+            drafter, method = _named_drafter(drafter)
+            method = method if method in OWN_NAMES else ""
+    keys = ModelConfig(drafter, getattr(drafter, "name", "inline"))
     if "model_type" in keys or "architectures" in keys:
-        name = drafter if isinstance(drafter, str) else "inline"
-        return _drafter_of_config(keys, name, target)
+        return _drafter_of_config(keys, target)
     if set(keys) == {"model"}:
         return Drafter("model", find_architecture(str(keys["model"])))
     kind = str(keys.get("kind"))
@@ -168,13 +170,12 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
             return Drafter(kind, replace(layer, layers=(target.dense_layer,)))
         case "eagle3":
             if (sizes := published_head("eagle3", target)) and not {*SIZES[1:]} & set(keys):
-                head = architecture_from_config({"num_hidden_layers": 1, "vocab_size": layer.vocab_size,
-                                                 "model_type": "llama", **sizes}, name)  # fmt: skip
-                return _eagle3(head, target)
+                one_layer = {"num_hidden_layers": 1, "vocab_size": layer.vocab_size, "model_type": "llama", **sizes}
+                return _eagle3(architecture_from_config(ModelConfig(one_layer, name)), target)
             return _eagle3(dense(), target)
         case "mtp":
             if assistant := published_head("mtp", target):
-                return _assistant(assistant, name)
+                return _assistant(ModelConfig(assistant, name))
             return Drafter(kind, replace(layer, layers=(target.predicting_layer,), projected_width=2 * hidden))
         case "block":
             return Drafter(kind, dense(layers=value), method=method)
@@ -192,11 +193,10 @@ def _eagle3(head: Architecture, target: Architecture) -> Drafter:
     return Drafter("eagle3", replace(head.attending(states=2), projected_width=3 * target.hidden_size))
 
 
-def _assistant(config: Mapping[str, Any], name: str) -> Drafter:
+def _assistant(config: ModelConfig) -> Drafter:
     """Gemma-4's assistant: a small model that attends to the target's cache and projects from and to its states."""
-    text = dict(config.get("text_config", {}))
-    text = {"model_type": "gemma4_text", **text, "num_kv_shared_layers": text.get("num_hidden_layers")}
-    model = architecture_from_config(text, name)
+    text = ModelConfig({"model_type": "gemma4_text"}, config.name) | config.inner("text_config")
+    model = architecture_from_config(text | {"num_kv_shared_layers": text.get("num_hidden_layers")})
     if config.get("use_ordered_embeddings"):  # scores clusters of tokens, then the tokens of the best clusters
         clusters = config.get("num_centroids", 2048)
         drafted = clusters + model.vocab_size // clusters * config.get("centroid_intermediate_top_k", 32)
@@ -204,10 +204,8 @@ def _assistant(config: Mapping[str, Any], name: str) -> Drafter:
     return Drafter("mtp", replace(model, projected_width=3 * int(config["backbone_hidden_size"])))
 
 
-def _named_drafter(name: str) -> tuple[Mapping[str, Any], str]:
-    """The object that a drafter's name stands for (a kind, a config, or {"model": name}) and its name in engines."""
-    if find_model(name) is None and config_path(name).is_file():
-        return model_config(name), ""
+def _named_drafter(name: str) -> tuple[dict[str, int | str], str]:
+    """The object that a drafter's name stands for (a kind, or {"model": name}) and its name in engines."""
     short, colon, number = name.partition(":")
     written = plain(short)
     if written in DRAFT_MODELS:
@@ -236,20 +234,20 @@ def _whole(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
-def _drafter_of_config(config: Mapping[str, Any], name: str, target: Architecture) -> Drafter:
+def _drafter_of_config(config: ModelConfig, target: Architecture) -> Drafter:
     """The drafter of a config.json: a published drafter, or a model that drafts."""
     own = drafter_config(config)
     if own is None:
-        model = architecture_from_config(config, name)
+        model = architecture_from_config(config)
         if model.num_layers == 1 and model.hidden_size == target.hidden_size:
             # EAGLE's published heads call themselves LlamaForCausalLM, and no model has one layer of a target's width.
             return Drafter("eagle", replace(model, projected_width=2 * target.hidden_size))
         return Drafter("model", model)
     if own.method == "mtp":
-        return _assistant(config, name) if "backbone_hidden_size" in config else find_drafter("mtp", target)
+        return _assistant(config) if "backbone_hidden_size" in config else find_drafter("mtp", target)
     if own.method == "medusa":
         return find_drafter({"kind": "medusa", "heads": own.heads}, target)
-    head = architecture_from_config(own.sizes, name)
+    head = architecture_from_config(own.sizes)
     head = replace(head, vocab_size=own.vocabulary or target.vocab_size, tied=False)
     if own.method == "eagle3":
         return _eagle3(head, target)

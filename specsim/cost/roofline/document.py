@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.cost.roofline.architecture import find_architecture
+from specsim.cost.roofline.config import ModelConfig
 from specsim.cost.roofline.cost import Covered, Overheads, RooflineCost, find_drafter
 from specsim.cost.roofline.formats import find_format, stored_weights
 from specsim.cost.roofline.hardware import Derating, find_hardware, on_links
@@ -64,12 +65,13 @@ class RooflineForm:
     def cost(self, name: str) -> RooflineCost:
         """The cost model; InputError for unknown names."""
         weights, stored = self.weights, self.stored
-        if weights is None and (found := stored_weights(self.target)):
+        model = ModelConfig(self.target) if isinstance(self.target, dict) else self.target
+        if weights is None and (found := stored_weights(model)):
             weights, stored = found
         elif isinstance(weights, str):
             weights = find_format(weights)
         target = Roofline(
-            find_architecture(self.target),
+            find_architecture(model),
             find_hardware(self.hardware),
             dtype=find_format(self.dtype),
             weights=weights,

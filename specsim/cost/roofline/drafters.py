@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from specsim.cost.roofline.config import ModelConfig
 
 # What a drafter's class has in its name, and the drafter's name in engines; the first that fits counts.
 CLASSES = {
@@ -28,16 +28,16 @@ class DrafterConfig:
     """
 
     method: str
-    sizes: dict[str, Any]
+    sizes: ModelConfig
     vocabulary: int = 0
     block: int = 0
     heads: int = 0
 
 
-def drafter_config(config: Mapping[str, Any]) -> DrafterConfig | None:
+def drafter_config(config: ModelConfig) -> DrafterConfig | None:
     """What a drafter's config.json says; None for a model's.
 
-    >>> drafter_config({"architectures": ["DFlashDraftModel"], "block_size": 16}).block
+    >>> drafter_config(ModelConfig({"architectures": ["DFlashDraftModel"], "block_size": 16})).block
     15
     """
     architectures = config.get("architectures")
@@ -49,8 +49,7 @@ def drafter_config(config: Mapping[str, Any]) -> DrafterConfig | None:
         return None
     if method in ("eagle", "eagle3") and config.get("parallel_drafting"):
         method = "p-eagle"
-    inner = config.get(LAYERS)
-    layers = {**config, **inner} if isinstance(inner, Mapping) else dict(config)
+    layers = config | config.inner(LAYERS)
     # A head's layers are dense, whatever the class is called; windows change little at the contexts that are drafted.
     sizes = {key: value for key, value in layers.items() if key not in ("text_config", "sliding_window", "layer_types")}
     numbers = {
@@ -61,4 +60,4 @@ def drafter_config(config: Mapping[str, Any]) -> DrafterConfig | None:
     whole = {key: value for key, value in numbers.items() if type(value) is int and value > 0}
     if method == "dflash" and "block" in whole:
         whole["block"] -= 1  # the first token of its block is the last accepted token, not a drafted one
-    return DrafterConfig(method, {**sizes, "model_type": "llama"}, **whole)
+    return DrafterConfig(method, ModelConfig({**sizes, "model_type": "llama"}, config.name), **whole)

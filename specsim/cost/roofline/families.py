@@ -19,13 +19,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+from specsim.cost.roofline.config import INVALID, ModelConfig
 from specsim.cost.roofline.shape import (
-    MAX_SIZE,
     Architecture,
     Attention,
     Block,
@@ -42,7 +43,6 @@ from specsim.io.names import nearest_names
 
 FAMILIES = Path(__file__).parent / "families.json"
 MAX_LAYERS = 10_000
-INVALID = "give a decoder's config.json as Hugging Face has it"
 # Keys under which configs store the same size.
 HIDDEN = ("hidden_size", "n_embd", "d_model")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
@@ -78,43 +78,48 @@ KINDS = {
 RECURRENT = frozenset({"delta", "kda", "lightning", "mamba", "mamba2", "conv", "rg_lru"})
 
 
-@cache
-def _document() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(FAMILIES.read_text())
-    return document
+class Families(NamedTuple):
+    """What `families.json` says of each model_type.
+
+    traits : of the supported ones
+    refused : the reason why others are not supported
+    full_every : each n-th layer has full attention; 0: none
+    """
+
+    traits: dict[str, frozenset[str]]
+    refused: dict[str, str]
+    full_every: dict[str, int]
 
 
 @cache
-def families() -> dict[str, frozenset[str]]:
-    """The traits of each supported model_type."""
-    traits_of = _document()["traits"].items()
-    return {name: frozenset(traits.split()) for traits, names in traits_of for name in names.split()}
+def families() -> Families:
+    """Read `families.json`."""
+    document = json.loads(FAMILIES.read_text())
+    traits, refused = ({name: text for text, names in document[key].items() for name in names.split()}
+                       for key in ("traits", "refused"))  # fmt: skip
+    return Families({name: frozenset(text.split()) for name, text in traits.items()}, refused, document["full_every"])
 
 
-@cache
-def refused() -> dict[str, str]:
-    """The reason why a model_type is not supported, by model_type."""
-    return {name: reason for reason, names in _document()["refused"].items() for name in names.split()}
-
-
-def architecture_from_config(config: Any, name: str) -> Architecture:
-    """The shape in a parsed config.json; InputError for missing keys or an unsupported model_type."""
-    where = f"architecture {name}"
-    checked(config, where, dict[str, Any], invalid=INVALID)
+def architecture_from_config(config: ModelConfig, name: str = "") -> Architecture:
+    """The shape in a config.json; InputError for missing keys or an unsupported model_type. name : default: its own"""
+    config = ModelConfig(config, name or config.name)
+    where, whole = config.where, ""
     if "text_config" in config:  # a multimodal model
-        outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        text = checked(config["text_config"], f"{where}: text_config", dict[str, Any], invalid=INVALID)
-        whole, config = str(config.get("model_type")), {"model_type": config.get("model_type"), **text, **outer}
-    else:
-        whole = ""
-    kind = whole if whole in refused() else str(config.get("model_type"))
-    if kind in refused():
-        raise InputError(f"{where} has model_type {kind!r}, whose passes are not priced: {refused()[kind]}")
-    if kind not in families():
-        nearest = nearest_names(kind, [*families()])
+        text = ModelConfig.from_json(config["text_config"], f"{config.name}: text_config")
+        whole, outer = (
+            str(config.get("model_type")),
+            {key: config[key] for key in ("tie_word_embeddings",) if key in config},
+        )
+        config = ModelConfig({"model_type": config.get("model_type"), **text, **outer}, config.name)
+    traits, refused, _ = families()
+    kind = whole if whole in refused else str(config.get("model_type"))
+    if kind in refused:
+        raise InputError(f"{where} has model_type {kind!r}, whose passes are not priced: {refused[kind]}")
+    if kind not in traits:
+        nearest = nearest_names(kind, [*traits])
         raise InputError(f"{where} has model_type {kind!r}, whose passes are not known; {nearest}")
     try:
-        return Reading(config, where, families()[kind]).architecture(name)
+        return Reading(config, traits[kind]).architecture()
     except InputError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -124,39 +129,21 @@ def architecture_from_config(config: Any, name: str) -> Architecture:
 class Reading:
     """The reader of one config.json. traits : those of its model_type"""
 
-    def __init__(self, config: Mapping[str, Any], where: str, traits: frozenset[str]):
-        inner = (config.get(key) for key in ("attn_config", "ffn_config", "sparse_attention_config"))
-        self.config: dict[str, Any] = dict(config)
-        for more in inner:
-            if isinstance(more, Mapping):
-                self.config |= {key: value for key, value in more.items() if key not in ("model_type", "hidden_size")}
-        self.where, self.traits, self.kind = where, traits, str(config["model_type"])
-        if "double" in traits and "num_layers" in config:  # its num_hidden_layers counts attention blocks
-            self.config["num_hidden_layers"] = config["num_layers"]
-        linear = self.config.get("linear_attn_config")  # Kimi-Linear's keys
-        if isinstance(linear, Mapping):
+    def __init__(self, config: ModelConfig, traits: frozenset[str]):
+        self.traits, self.kind = traits, str(config["model_type"])
+        layers = config.get("num_layers")
+        for part in (config.inner(key) for key in ("attn_config", "ffn_config", "sparse_attention_config")):
+            config |= {key: value for key, value in part.items() if key not in ("model_type", "hidden_size")}
+        if "double" in traits and layers is not None:  # its num_hidden_layers counts attention blocks
+            config |= {"num_hidden_layers": layers}
+        if linear := config.inner("linear_attn_config"):  # Kimi-Linear's keys
             names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim",
                      "short_conv_kernel_size": "linear_conv_kernel_dim"}  # fmt: skip
-            self.config |= {new: linear[old] for old, new in names.items() if old in linear}
-            self.config["full_attn_idxs"] = [layer - 1 for layer in linear.get("full_attn_layers", [])]
+            config |= {new: linear[old] for old, new in names.items() if old in linear}
+            config |= {"full_attn_idxs": [layer - 1 for layer in linear.get("full_attn_layers", [])]}
+        self.config, self.where, self.size, self.listed = config, config.where, config.size, config.listed
 
-    def size(self, *keys: str, default: int | None = None, of: Mapping[str, Any] | None = None) -> int:
-        config = self.config if of is None else of
-        value = next((config[key] for key in keys if config.get(key) is not None), default)
-        if isinstance(value, list) and value and len(set(value)) == 1:  # the same size for each layer
-            value = value[0]
-        if type(value) is not int or not 0 <= value < MAX_SIZE:
-            raise InputError(f"{self.where} has no {keys[0]} that is a whole number; {INVALID}")
-        return value
-
-    def listed(self, key: str, kind: Any = str) -> list[Any]:
-        """The list under a key; empty if the key is missing."""
-        value = self.config.get(key)
-        if value is None or (key == "moe_layer_freq" and not isinstance(value, list)):
-            return []
-        return list(checked(value, f"{self.where}: {key}", list[kind], invalid=INVALID))
-
-    def architecture(self, name: str) -> Architecture:
+    def architecture(self) -> Architecture:
         size = self.size
         self.hidden = size(*HIDDEN)
         heads_needed = not self.traits >= {"alone"} or self.kind == "nemotron_h"
@@ -172,7 +159,7 @@ class Reading:
         dense = experts and experts.per_token * experts.intermediate_size + experts.shared_intermediate_size
         tables, projected = self.tables(count)
         return Architecture(
-            name=name,
+            name=self.config.name,
             hidden_size=self.hidden,
             vocab_size=size("vocab_size"),
             layers=layers,
@@ -227,7 +214,7 @@ class Reading:
             raise InputError(f"{self.where} has no layer_types, which say what layers have attention; {INVALID}")
         if "compressed" in self.traits:
             return HEAVY if place < 2 or place % 2 == 0 else SPARSE
-        every = _document()["full_every"].get(self.kind)  # each n-th layer has full attention; 0: none
+        every = families().full_every.get(self.kind)
         for key in ("sliding_window_pattern", "global_attn_every_n_layers"):
             stated = config.get(key)
             every = stated if type(stated) is int else every
@@ -242,9 +229,8 @@ class Reading:
 
     def layer(self, place: int, kind: str, count: int) -> Layer:
         """The blocks of a layer."""
-        own = self.config.get("per_layer_config")
-        overrides = {int(key): value for key, value in own.items()} if isinstance(own, Mapping) else {}
-        config = {**self.config, **overrides.get(place, {})}
+        overrides = {int(key): value for key, value in self.config.inner("per_layer_config").items()}
+        config = self.config | overrides.get(place, {})
         if "alone" in self.traits:
             if kind in (MLP, MOE):
                 return (self.mlp() if kind == MLP else self.experts(config),)
@@ -255,31 +241,32 @@ class Reading:
         also = (self.linear(),) if "beside" in self.traits else ()
         return (mixer, *also, *self.feed_forward(config, place, count))
 
-    def attention(self, config: Mapping[str, Any], kind: str, place: int) -> Attention | LatentAttention:
+    def attention(self, config: ModelConfig, kind: str, place: int) -> Attention | LatentAttention:
         size, traits, hidden = self.size, self.traits, self.hidden
         if kind == SLIDING:
-            config = {**config, **{key[4:]: value for key, value in config.items() if key.startswith("swa_") and value}}
-            other = config.get("attention_other_setting")  # Step's
-            config |= other if isinstance(other, Mapping) else {}
+            config |= {key[4:]: value for key, value in config.items() if key.startswith("swa_") and value}
+            config |= config.inner("attention_other_setting")  # Step's
         elif "gemma4" in traits and "per_layer_config" not in config:
-            config = {**config, "head_dim": size("global_head_dim", default=512)}
+            config |= {"head_dim": size("global_head_dim", default=512)}
             if config.get("attention_k_eq_v", True) and config.get("num_global_key_value_heads"):
-                config["num_key_value_heads"] = size("num_global_key_value_heads")
+                config |= {"num_key_value_heads": size("num_global_key_value_heads")}
         per_layer = config.get("num_attention_heads_per_layer")
-        heads = per_layer[place] if isinstance(per_layer, list) else size(*HEADS, of=config)
-        head_dim = size(*HEAD_DIM, default=hidden // heads, of=config)
-        common: dict[str, Any] = {"heads": heads, "index": self.index(kind, place)}
-        if kind == SLIDING:
-            common |= {"window": self.window(), "chunked": self.kind == "llama4_text"}
+        heads = per_layer[place] if isinstance(per_layer, list) else config.size(*HEADS)
+        head_dim = config.size(*HEAD_DIM, default=hidden // heads)
+        index, window = self.index(kind, place), self.window() if kind == SLIDING else 0
+        chunked = kind == SLIDING and self.kind == "llama4_text"
         if "latent" in traits:
-            nope, rope = size("qk_nope_head_dim", of=config), size("qk_rope_head_dim", of=config)
+            nope, rope = config.size("qk_nope_head_dim"), config.size("qk_rope_head_dim")
             if (rotated := self.listed("no_rope_layers", int)) and not rotated[place]:
                 nope, rope = nope + rope, 0
-            value_dim = size("v_head_dim", default=hidden // heads, of=config)
-            rank = size("q_lora_rank", default=0, of=config)
+            value_dim = config.size("v_head_dim", default=hidden // heads)
+            rank = config.size("q_lora_rank", default=0)
             return LatentAttention(
-                **common,
-                kv_rank=size("kv_lora_rank", of=config),
+                heads=heads,
+                index=index,
+                window=window,
+                chunked=chunked,
+                kv_rank=config.size("kv_lora_rank"),
                 rope_dim=rope,
                 query_rank=rank,
                 nope_dim=nope,
@@ -288,37 +275,42 @@ class Reading:
                 gate_rank=rank if self.kind == "axk2" else 0,  # projected from the queries' latent vector
                 extra_width=self.extra_width(kind),
             )
-        kv_heads = size(*KV_HEADS, default=heads, of=config)
+        kv_heads = config.size(*KV_HEADS, default=heads)
         if self.kind == "mimo_v2_flash" and kind == SLIDING and "swa_num_key_value_heads" not in self.config:
             kv_heads *= 2  # as the class in transformers does
         if config.get("multi_query") and not config.get("new_decoder_architecture"):
             kv_heads = 1
-        value_dim = size("v_head_dim", default=0, of=config)
-        more: dict[str, Any] = {"values": "own"}
-        if "compressed" in traits:
-            common |= {"window": self.window(), "ratio": self.ratio(kind)}
-            more = {"values": "keys", "query_rank": size("q_lora_rank"), "output_rank": size("o_lora_rank"),
-                    "output_groups": size("o_groups")}  # fmt: skip
-        elif "gemma4" in traits and config.get("attention_k_eq_v") and kind == FULL:
-            more = {"values": "projected keys"}
-        shared = size("num_kv_shared_layers", default=0)
-        if shared and place >= size(*LAYERS) - shared:
-            more = {"values": "shared"}
-        return Attention(
-            **common,
-            **more,
+        value_dim = config.size("v_head_dim", default=0)
+        compressed = "compressed" in traits
+        attention = Attention(
+            heads=heads,
+            index=index,
+            window=self.window() if compressed else window,
+            chunked=chunked,
+            ratio=self.ratio(kind) if compressed else 0,
             kv_heads=kv_heads,
             head_dim=head_dim,
             value_dim=value_dim,
             gate_width=self.gate(heads, value_dim or head_dim),
             extra_width=self.extra_width(kind),
         )
+        shared = size("num_kv_shared_layers", default=0)
+        if shared and place >= size(*LAYERS) - shared:
+            return replace(attention, values="shared")
+        if compressed:
+            query_rank, output_rank, groups = size("q_lora_rank"), size("o_lora_rank"), size("o_groups")
+            return replace(
+                attention, values="keys", query_rank=query_rank, output_rank=output_rank, output_groups=groups
+            )
+        if "gemma4" in traits and config.get("attention_k_eq_v") and kind == FULL:
+            return replace(attention, values="projected keys")
+        return attention
 
     def ratio(self, kind: str) -> int:
         """Tokens per entry of a compressed cache; 0: the cache is not compressed."""
-        own = self.config.get("compress_rates") or {}
+        own = self.config.inner("compress_rates")
         usual = {SPARSE: ("compressed_sparse_attention", 4), HEAVY: ("heavily_compressed_attention", 128)}
-        return self.size(usual[kind][0], default=usual[kind][1], of=own) if kind in usual else 0
+        return own.size(usual[kind][0], default=usual[kind][1]) if kind in usual else 0
 
     def gate(self, heads: int, value_dim: int) -> int:
         """Width of the gate on attention's output; 0: no gate."""
@@ -445,7 +437,7 @@ class Reading:
         width = self.size(*DENSE, default=4 * self.hidden) if width is None else width
         return Mlp(width, 2 if "two" in self.traits else 3)
 
-    def feed_forward(self, config: Mapping[str, Any], place: int, count: int) -> Iterator[Block]:
+    def feed_forward(self, config: ModelConfig, place: int, count: int) -> Iterator[Block]:
         """The MLP of a layer or its mixture of experts."""
         if self.sparse(place, count):
             yield self.experts(config)
@@ -494,18 +486,18 @@ class Reading:
         plain = place < first or place in self.listed("mlp_only_layers", int)
         return not plain and (place + 1) % step == 0
 
-    def experts(self, config: Mapping[str, Any]) -> Experts:
+    def experts(self, config: ModelConfig) -> Experts:
         size = self.size
         own = {"routing": config["routing"]} if "routing" in config else {}
         probs = checked(config.get("router_probs", []), f"{self.where}: router_probs", list[float], invalid=INVALID)
-        width = size(*EXPERT, of=config)
+        width = config.size(*EXPERT)
         shared = size(*SHARED, default=0) * width
         if self.kind in ("llama4_text", "hunyuan_v1_moe"):
             shared = width
         if self.kind.startswith("gemma4"):
             shared = size(*DENSE)
         stated = size(*SHARED_WIDTH, default=shared)
-        count, per_token = size(*COUNT, of=config), size(*PER_TOKEN, of=config)
+        count, per_token = config.size(*COUNT), config.size(*PER_TOKEN)
         return Experts(
             count=count,
             # Some of a token's experts may return their input (zero experts); this is the average number of others.

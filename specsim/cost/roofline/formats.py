@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from specsim.cost.roofline.architecture import find_model, model_config, released_weights
+from specsim.cost.roofline.architecture import find_model, model_config, published
+from specsim.cost.roofline.config import ModelConfig
 from specsim.cost.roofline.hardware import BITS
 from specsim.cost.roofline.shape import Part
 from specsim.io.errors import InputError
@@ -51,7 +52,7 @@ def weights_text(weights: str | Mapping[str, str]) -> str:
     return ", ".join(f"{part} {name}" for part, name in weights.items())
 
 
-def stored_weights(model: str | Mapping[str, Any]) -> Stored | None:
+def stored_weights(model: str | ModelConfig) -> Stored | None:
     """The format in which a model is stored, if that is not a 16-bit type.
 
     model : as `find_architecture` takes it. A model's name says it where it ends in a format, such as -FP8 or
@@ -64,30 +65,27 @@ def stored_weights(model: str | Mapping[str, Any]) -> Stored | None:
     >>> stored_weights("Qwen/Qwen3-32B-FP8").weights
     'float8'
     """
-    named = None if isinstance(model, Mapping) else find_model(model)
+    named = None if isinstance(model, ModelConfig) else find_model(model)
     if named is not None:
         if named.weights:
             return Stored(find_format(named.weights), f"by the name {model}")
-        released = released_weights().get(named.shape)
+        released = published().released.get(named.shape)
         return None if released is None else Stored(released, f"as {named.shape} was released")
-    where = "config.json" if isinstance(model, Mapping) else str(model)
+    where = "config.json" if isinstance(model, ModelConfig) else model
     config = model_config(model)
-    inner = config.get("text_config")
-    found = config.get("quantization_config") or (
-        inner.get("quantization_config") if isinstance(inner, Mapping) else None
-    )
+    found = config.get("quantization_config") or config.inner("text_config").get("quantization_config")
     if not found:
         return None
     if not isinstance(found, Mapping):
         raise InputError(f"{where}: quantization_config is not an object; {HINT}")
-    weights = _stored(found, where)
+    weights = _stored(ModelConfig(found), where)
     if found.get("expert_dtype", config.get("expert_dtype")) == "fp4":  # DeepSeek-V4: one scale per 32 weights
         parts = weights if isinstance(weights, dict) else {"attention": weights, "mlp": weights}
         weights = {**parts, "experts": "mxfp4"}
     return Stored(weights, f"by quantization_config of {where}")
 
 
-def _stored(config: Mapping[str, Any], where: str) -> Weights:
+def _stored(config: ModelConfig, where: str) -> Weights:
     """The format that a quantization_config names."""
     method = str(config.get("quant_method", config.get("quant_algo", ""))).lower()
     if method == "mxfp4":  # gpt-oss; its modules_to_not_convert name all but the experts
@@ -115,12 +113,11 @@ def _integers(bits: object, group: object) -> str:
     return "int4-g32" if bits == 4 and group == 32 else f"int{bits}"
 
 
-def _compressed(config: Mapping[str, Any]) -> str:
+def _compressed(config: ModelConfig) -> str:
     """The format of the first group of compressed-tensors."""
-    groups = config.get("config_groups")
-    first: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
-    weights = first.get("weights") if isinstance(first, Mapping) else None
-    if not isinstance(weights, Mapping):
+    groups = config.inner("config_groups")
+    weights = groups.inner(next(iter(groups), "")).inner("weights")
+    if not weights:
         return ""
     bits, group = weights.get("num_bits"), weights.get("group_size")
     if weights.get("type") == "float":
@@ -128,7 +125,7 @@ def _compressed(config: Mapping[str, Any]) -> str:
     return _integers(bits, group)
 
 
-def _parts(name: str, config: Mapping[str, Any]) -> Weights:
+def _parts(name: str, config: ModelConfig) -> Weights:
     """The format of the parts that are not left out of quantisation in all layers."""
     skipped = config.get("ignore") or config.get("modules_to_not_convert") or config.get("exclude_modules") or []
     patterns = [str(pattern) for pattern in skipped if not re.search(r"layers\.\d", str(pattern))]

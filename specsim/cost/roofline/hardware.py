@@ -132,15 +132,9 @@ class Derating:
 
 
 @cache
-def _datasheets() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(DATASHEETS.read_text())
-    return document
-
-
-@cache
 def usual_derating() -> Derating:
     """The derating of unmeasured hardware; the data file names its source."""
-    usual = _datasheets()["derating"]
+    usual = json.loads(DATASHEETS.read_text())["derating"]
     return Derating(**{field.name: usual[field.name] for field in fields(Derating)})
 
 
@@ -166,7 +160,7 @@ def known_hardware() -> dict[str, Hardware]:
     """
     return {
         name: from_keys(entry | {"name": name}, Hardware, name, INVALID)
-        for name, entry in _datasheets()["hardware"].items()
+        for name, entry in json.loads(DATASHEETS.read_text())["hardware"].items()
     }
 
 

@@ -10,6 +10,7 @@ from realrun.lm.choice import make_lm
 from realrun.pairs import shapes
 from realrun.pairs.shapes import DRAFTERS, SHAPES, TARGETS, random_model, reduced, shape_config
 from specsim.cost.roofline.architecture import architecture_from_config, find_architecture
+from specsim.cost.roofline.config import ModelConfig
 from specsim.io.errors import InputError
 from tests.support.checks import refusal
 
@@ -37,7 +38,7 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLIC_BILLIONS)
 def test_rooflines_price_the_same_shapes(name: str) -> None:
-    assert architecture_from_config(shape_config(name).to_dict(), name) == find_architecture(name)
+    assert architecture_from_config(ModelConfig(shape_config(name).to_dict(), name)) == find_architecture(name)
 
 
 @pytest.mark.parametrize(("drafter", "target"), [("one-layer-7b", "llama-2-7b"), ("one-layer-13b", "llama-2-13b")])

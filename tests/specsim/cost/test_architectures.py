@@ -12,7 +12,8 @@ import pytest
 
 from specsim.cost.batches import BatchTokens
 from specsim.cost.files import read_cost
-from specsim.cost.roofline.architecture import find_architecture, public_shapes, published_heads
+from specsim.cost.roofline.architecture import find_architecture, public_shapes, published
+from specsim.cost.roofline.config import ModelConfig
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import Derating, Hardware, find_hardware, known_hardware
 from specsim.cost.roofline.passes import Operation, Roofline
@@ -74,7 +75,7 @@ def numbers(shape: dict[str, Any]) -> dict[str, int]:
 
 PUBLISHED_SHAPES = {
     **{name: numbers(shape) for name, shape in public_shapes().items()},
-    **{f"{kind} of {name}": numbers(head) for kind in HEADS for name, head in published_heads(kind).items()},
+    **{f"{kind} of {name}": numbers(head) for kind in HEADS for name, head in published().heads[kind].items()},
 }
 # By the end of a key; the first that fits.
 TILES = {
@@ -224,7 +225,7 @@ def test_sparse_attention_reads_chosen_tokens_and_an_index_of_all() -> None:
     assert float(all_.kv_bytes(1000) - some.kv_bytes(1000)) == 57 * 1000 * 132
     assert by_name(some, 3, 10**5)["index scores"].flops == by_name(all_, 3, 10**5)["index scores"].flops * 21 / 78
     rule = {**public_shapes()["glm-5"], "index_topk_freq": 4, "index_skip_topk_offset": 3}
-    assert find_architecture(rule, "glm-5.2") == fewer
+    assert find_architecture(ModelConfig(rule), "glm-5.2") == fewer
 
 
 def test_a_delta_network_reads_and_writes_a_state_of_fixed_size() -> None:
@@ -275,7 +276,7 @@ def test_every_fourth_layer_of_a_hybrid_has_attention_and_its_gate() -> None:
     assert operations["output projection"].flops == 15 * 2 * 32 * 256 * 4096
     assert operations["attention"].bytes == 15 * (1001 * 2 * 2 * 256 + 2 * 32 * 256) * 2
     named = {**public_shapes()["qwen3.5-397b-a17b"], "layer_types": ["full_attention"] * 20 + ["linear_attention"] * 40}
-    assert find_architecture(named).count(Attention) == 20
+    assert find_architecture(ModelConfig(named)).count(Attention) == 20
 
 
 def test_chunked_attention_reads_half_a_chunk_on_average() -> None:
@@ -326,7 +327,7 @@ def test_layers_that_share_a_cache_read_it_and_add_nothing_to_it() -> None:
         "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512,
         "hidden_size_per_layer_input": 256, "vocab_size": 262144, "use_double_wide_mlp": True,
     }  # fmt: skip
-    whole, shared = (find_architecture({**config, "num_kv_shared_layers": n}) for n in (0, 10))
+    whole, shared = (find_architecture(ModelConfig({**config, "num_kv_shared_layers": n})) for n in (0, 10))
     # Of the last 10 layers 2 attend to all tokens; MLPs there are twice as wide.
     kv_weights = 1536 * 2 * (8 * 256 + 2 * 512)
     assert shared.parameters - whole.parameters == 10 * 3 * 1536 * 6144 - kv_weights
@@ -385,14 +386,17 @@ def test_first_layers_are_dense_and_a_shared_expert_sees_every_token() -> None:
 
 
 def test_a_kind_that_is_not_priced_is_refused_with_what_it_lacks() -> None:
-    refusal(lambda: find_architecture({"model_type": "llama5"}), "model_type 'llama5'", "nearest: ")
-    refusal(lambda: find_architecture({"model_type": "rwkv"}), "'rwkv', whose passes are not priced: its recurrence")
+    refusal(lambda: find_architecture(ModelConfig({"model_type": "llama5"})), "model_type 'llama5'", "nearest: ")
+    refusal(
+        lambda: find_architecture(ModelConfig({"model_type": "rwkv"})),
+        "'rwkv', whose passes are not priced: its recurrence",
+    )
     lacking = {key: value for key, value in public_shapes()["deepseek-v3"].items() if key != "kv_lora_rank"}
-    refusal(lambda: find_architecture(lacking, "mine"), "architecture mine has no kv_lora_rank")
+    refusal(lambda: find_architecture(ModelConfig(lacking), "mine"), "architecture mine has no kv_lora_rank")
     hybrid = {key: value for key, value in public_shapes()["glm-5.3-flash"].items() if key != "layer_types"}
-    refusal(lambda: find_architecture(hybrid), "no layer_types, which say what layers have attention")
+    refusal(lambda: find_architecture(ModelConfig(hybrid)), "no layer_types, which say what layers have attention")
     longer = {**public_shapes()["qwen3.5-27b"], "layer_types": ["linear_attention"] * 65}
-    refusal(lambda: find_architecture(longer), "its layer types are of 65 layers, not 64")
+    refusal(lambda: find_architecture(ModelConfig(longer)), "its layer types are of 65 layers, not 64")
 
 
 def test_formats_of_parts_are_their_own() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from specsim.cost.roofline.architecture import public_shapes
-from specsim.cost.roofline.families import architecture_from_config, refused
+from specsim.cost.roofline.config import ModelConfig
+from specsim.cost.roofline.families import architecture_from_config, families
 from specsim.cost.roofline.hardware import Hardware
 from specsim.cost.roofline.passes import Roofline
 from specsim.cost.roofline.shape import Attending, LinearAttention
@@ -74,21 +75,21 @@ def used(weight: Any, config: Any) -> int:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, by some classes
 @pytest.mark.parametrize("family", sorted(CAUSAL))
 def test_a_family_has_as_many_parameters_as_its_class_or_is_refused_with_a_reason(family: str) -> None:
-    if family in refused():
+    if family in families().refused:
         with pytest.raises(InputError, match="whose passes are not priced: .*[a-z]"):
-            architecture_from_config({"model_type": family}, family)
+            architecture_from_config(ModelConfig({"model_type": family}, family))
         return
     config = text_config(family)
     content = json.loads(config.to_json_string(use_diff=False))
-    if content["model_type"] in refused():
+    if content["model_type"] in families().refused:
         return
-    model = architecture_from_config(content, family)
+    model = architecture_from_config(ModelConfig(content, family))
     with torch.device("meta"):
         whole = transformers.AutoModelForCausalLM.from_config(config)
     weights = sum(used(w, config) for name, w in whole.named_parameters() if "embed_tokens_extend" not in name)
     assert model.parameters == pytest.approx(weights, rel=1e-3)
     unsaid = {key: value for key, value in content.items() if key != "tie_word_embeddings"}
-    assert architecture_from_config(unsaid, family) == model  # published configs leave out defaults
+    assert architecture_from_config(ModelConfig(unsaid, family)) == model  # published configs leave out defaults
     assert flops_of_weights(Roofline(model, PLAIN)) == pytest.approx(
         2 * (active_weights(model) - model.norms), rel=1e-9
     )
@@ -106,7 +107,7 @@ CACHED = (
 def test_a_cache_of_few_tokens_holds_what_the_librarys_own_holds(family: str) -> None:
     """Keys, values and states after 8 tokens on the meta device; the library keeps one more token per convolution."""
     config, tokens = text_config(family), 8
-    model = architecture_from_config(json.loads(config.to_json_string(use_diff=False)), family)
+    model = architecture_from_config(ModelConfig(json.loads(config.to_json_string(use_diff=False)), family))
     config._experts_implementation = "batched_mm"  # has no shapes that depend on data
     with torch.device("meta"), torch.no_grad():
         whole = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -131,7 +132,7 @@ def test_a_damaged_config_is_read_or_refused_in_a_line() -> None:
         config = dict(rng.choice([*public_shapes().values()]))
         config[rng.choice([*config])] = rng.choice(values)
         try:
-            architecture_from_config(config, "damaged")
+            architecture_from_config(ModelConfig(config, "damaged"))
         except InputError as error:
             refusals.append(str(error))
     assert 100 < len(refusals) < 400 and not any("\n" in text for text in refusals)

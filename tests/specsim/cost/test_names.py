@@ -13,6 +13,7 @@ import pytest
 from specsim.cost.calibrate import data_sheet_document
 from specsim.cost.files import read_cost
 from specsim.cost.roofline.architecture import find_architecture, find_model, public_shapes
+from specsim.cost.roofline.config import ModelConfig
 from specsim.cost.roofline.cost import KINDS, RooflineCost, find_drafter
 from specsim.cost.roofline.formats import find_format, read_weights, stored_weights
 from specsim.cost.roofline.hardware import BITS, find_hardware, known_hardware
@@ -184,9 +185,9 @@ CONFIG = json.loads((CHECKPOINTS / "target_awq.json").read_text())
     ],
 )  # fmt: skip
 def test_a_quantization_config_is_read(quantization: dict[str, Any], weights: Any) -> None:
-    stored = stored_weights({**CONFIG, "quantization_config": quantization})
+    stored = stored_weights(ModelConfig({**CONFIG, "quantization_config": quantization}))
     assert stored is not None and stored.weights == weights
-    nested = stored_weights({"text_config": CONFIG, "quantization_config": quantization})
+    nested = stored_weights(ModelConfig({"text_config": CONFIG, "quantization_config": quantization}))
     assert nested is not None and nested.weights == weights
 
 
@@ -194,7 +195,7 @@ def test_a_quantization_config_is_read(quantization: dict[str, Any], weights: An
     "quantization", [{"quant_method": "gptq", "bits": 3}, {"quant_method": "hqq"}, {"bits": 4}, "awq"]
 )
 def test_another_quantization_asks_for_the_weights(quantization: Any) -> None:
-    refusal(lambda: stored_weights({**CONFIG, "quantization_config": quantization}), "--weights int4")
+    refusal(lambda: stored_weights(ModelConfig({**CONFIG, "quantization_config": quantization})), "--weights int4")
 
 
 def test_a_published_eagle3_head_is_told_by_its_config() -> None:
@@ -245,7 +246,7 @@ def test_drafters_are_told_by_their_architectures(classes: str, kind: str, metho
     drafter = find_drafter(config, find_architecture("llama-3.1-70b"))
     assert (drafter.kind, drafter.method) == (kind, method)
     if kind != "model":
-        refusal(lambda: find_architecture(config), "is a drafter's", "give it as --drafter")
+        refusal(lambda: find_architecture(ModelConfig(config)), "is a drafter's", "give it as --drafter")
 
 
 @pytest.mark.parametrize(

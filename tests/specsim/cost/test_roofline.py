@@ -18,6 +18,7 @@ from specsim.cost.batches import BatchTokens
 from specsim.cost.files import read_cost
 from specsim.cost.roofline import architecture, cost, hardware, passes, shape
 from specsim.cost.roofline.architecture import find_architecture, public_shapes
+from specsim.cost.roofline.config import ModelConfig
 from specsim.cost.roofline.constants import Change, changes
 from specsim.cost.roofline.cost import Overheads, RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import Derating, Hardware, find_hardware, known_hardware
@@ -191,10 +192,10 @@ def test_every_device_has_its_source_and_no_ceiling_that_is_not_printed() -> Non
     [
         (lambda: find_hardware("tpu"), "unknown GPU 'tpu'; nearest: "),
         (lambda: find_architecture("gpt-9"), "unknown model 'gpt-9'; nearest: "),
-        (lambda: find_architecture({"model_type": "mambo"}), "model_type 'mambo', whose passes are not known; near"),
-        (lambda: find_architecture({"text_config": 3}), "text_config is malformed"),
-        (lambda: find_architecture({**public_shapes()["qwen3-30b-a3b"], "mlp_only_layers": 7}), "only_layers is mal"),
-        (lambda: find_architecture({"model_type": "llama"}), "has no hidden_size that is a whole number"),
+        (lambda: find_architecture(ModelConfig({"model_type": "mambo"})), "'mambo', whose passes are not known; near"),
+        (lambda: find_architecture(ModelConfig({"text_config": 3})), "text_config is malformed"),
+        (lambda: find_architecture(ModelConfig({**public_shapes()["qwen3-30b-a3b"], "mlp_only_layers": 7})), "is malf"),
+        (lambda: find_architecture(ModelConfig({"model_type": "llama"})), "has no hidden_size that is a whole number"),
         (lambda: Roofline(find_architecture("llama-2-70b"), find_hardware("a100")), "take 138 GB a device, a100 has"),
         (lambda: llama_7b_layer(weights="int3"), "weights in 'int3' are unknown; nearest: int"),
         (lambda: llama_7b_layer(tensor_parallel=3), "3 devices cannot share the 32 heads"),
@@ -262,7 +263,7 @@ def test_drafts_that_no_pass_makes_cost_nothing(drafter: str) -> None:
 
 def test_a_batch_of_a_mixture_reads_more_experts_where_it_verifies_until_all_are_read() -> None:
     """Balanced routing: 4 tokens of a sequence go to 32 of 128 experts, 4 x 16 tokens to all, as 16 do."""
-    model = find_architecture({**public_shapes()["qwen3-30b-a3b"], "routing": "balanced"}).first(1)
+    model = find_architecture(ModelConfig({**public_shapes()["qwen3-30b-a3b"], "routing": "balanced"})).first(1)
     cost = RooflineCost(Roofline(model, PLAIN, derating=IDEAL), find_drafter("prompt-lookup", model))
 
     def expert_bytes(tokens: int, batch: int) -> float:
@@ -283,7 +284,7 @@ def test_examples_say_what_they_give(module: ModuleType) -> None:
 
 def test_layers_without_experts_are_counted() -> None:
     sparse = {**public_shapes()["qwen3-30b-a3b"], "decoder_sparse_step": 2, "mlp_only_layers": [1, 3]}
-    model = find_architecture(sparse)
+    model = find_architecture(ModelConfig(sparse))
     assert (model.num_layers, model.count(Experts)) == (48, 22)  # every other layer, less two of these
     names = [operation.name for operation in Roofline(model, PLAIN).operations(1, 10)]
     assert "MLP down" in names and "experts down" in names
@@ -384,7 +385,7 @@ def test_an_assistant_of_gemma_4_is_a_small_model_on_the_targets_cache(target: s
     attention = sum(float(o.bytes) for o in cost.draft_passes.operations(1, 1000) if o.name == "attention")
     assert attention == pytest.approx(2 * reached, rel=0.02)
     shape = find_architecture(target)
-    by_config = find_drafter(json.loads(json.dumps(architecture.published_heads("mtp")[target])), shape)
+    by_config = find_drafter(architecture.published().heads["mtp"][target], shape)
     assert by_config == replace(cost.drafter, model=replace(model, name=by_config.model.name))
 
 

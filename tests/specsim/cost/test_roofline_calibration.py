@@ -23,6 +23,7 @@ from specsim.cost.grid import GridCost, GridPairCost, read_grid
 from specsim.cost.profile import ProfileCost
 from specsim.cost.roofline.architecture import find_architecture, public_shapes
 from specsim.cost.roofline.calibration import calibrate, fit_passes, measured_cells, predicted_seconds, residuals
+from specsim.cost.roofline.config import ModelConfig
 from specsim.cost.roofline.cost import Overheads, RooflineCost, find_drafter
 from specsim.cost.roofline.document import calibration_document
 from specsim.cost.roofline.hardware import Derating, find_hardware, usual_derating
@@ -149,7 +150,7 @@ def test_a_measured_layer_of_experts_is_met_under_balanced_routing() -> None:
     tokens, measured_s = np.array([1, 2, 4, 8, 16, 32]), 1e-6 * np.array([49, 75, 124, 228, 420, 422])
     shape, errors = public_shapes()["qwen3-30b-a3b"], {}
     for routing in ("balanced", "uniform"):
-        layer = find_architecture({**shape, "routing": routing}).first(1)
+        layer = find_architecture(ModelConfig({**shape, "routing": routing})).first(1)
         passes = Roofline(layer, find_hardware("h100"))
 
         def operations(n: int, passes: Roofline = passes) -> Any:
