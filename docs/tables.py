@@ -271,10 +271,10 @@ def _cell(name: str, values: Mapping[str, Any]) -> str:
 def printed_errors() -> str:
     """List the papers' printed figures that contradict others, by case of the errata and cell."""
     texts: dict[tuple[int, str], list[str]] = {}
-    for finding in audit()["findings"].values():
-        if finding["erratum"].startswith("F"):
-            texts.setdefault((int(finding["erratum"][1:]), finding["cell"]), []).append(finding["text"])
-    use = audit()["use"]
+    for finding in audit().findings.values():
+        if finding.erratum.startswith("F"):
+            texts.setdefault((int(finding.erratum[1:]), finding.cell), []).append(finding.text)
+    use = audit().use
     rows = [
         f"F{case} | {cell} | {'; '.join(of_cell)} | {use[f'F{case}']}"
         for (case, cell), of_cell in sorted(texts.items())

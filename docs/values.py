@@ -24,12 +24,12 @@ from specsim.cost.files import read_cost
 from specsim.engines.advise import NEAR_PERCENT
 from specsim.engines.conventions import CONVENTIONS
 from specsim.replaying.intervals import FEW, LARGEST_FLOOR_PERCENT, REPEATS
-from studies.measurement.runs import pooled_percent
+from studies.measurement.runs import pooled_percent, read_runs
 from studies.papers.findings import VERDICTS, audit, filled
 
 PLACE = re.compile(r"<!-- value: (?P<name>[^\n]+?) -->(?P<said>.*?)<!-- -->")
 PUBLISHED = ROOT / "studies" / "published" / "report.md"
-RUNS = "measurement/recorded/runs.json"
+RUNS = ROOT / "studies" / "measurement" / "recorded" / "runs.json"
 ENGINES = ROOT / "tests" / "specsim" / "engines"  # what engines were recorded to do
 
 
@@ -39,12 +39,12 @@ def _recorded(path: str) -> Any:
 
 def runs_of_one_commit() -> int:
     """Validations that the deviation between runs was measured on."""
-    return sum(map(len, _recorded(RUNS)["sets"].values()))
+    return sum(map(len, read_runs(RUNS).values()))
 
 
 def between_runs() -> str:
     """Standard deviation of a speedup between runs of one commit, in percent."""
-    return f"{pooled_percent(_recorded(RUNS)['sets']):.1f}"
+    return f"{pooled_percent(read_runs(RUNS)):.1f}"
 
 
 def prompts_with_rounds() -> int:
@@ -82,14 +82,14 @@ def _held_out(system: str) -> str:
 
 def _range(series: str, part: str, digits: int) -> str:
     """From the least to the largest of some figures of the audit: those of a series whose names end so."""
-    findings = audit()["findings"].items()
-    values = [finding["value"] for name, finding in findings if name.startswith(series) and name.endswith(part)]
+    findings = audit().findings.items()
+    values = [finding.value for name, finding in findings if name.startswith(series) and name.endswith(part)]
     return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
 
 
 def _alphas() -> str:
     """Rows of EDD's tables whose alpha is tau over depth, of all."""
-    (alphas,) = [series for series in audit()["series"] if series["series"] == "edd.alpha"]
+    (alphas,) = [series for series in audit().series if series["series"] == "edd.alpha"]
     return f"{alphas['supports']} of {sum(alphas[verdict] for verdict in VERDICTS)} rows"
 
 

@@ -52,6 +52,19 @@ class Case(NamedTuple):
         """Relative, of the speedup."""
         return self.predicted.estimate / self.measured.estimate - 1
 
+    def as_dict(self) -> dict[str, Any]:
+        """The row of table.csv."""
+        return {
+            "decoded": "really",
+            "batch": self.batch,
+            "k": "baseline again" if self.k == NULL else self.k,
+            "predicted": self.predicted.as_dict(),
+            "measured": self.measured.as_dict(),
+            "error_percent": 100 * self.error,
+            "predicted_s": self.predicted_s,
+            "measured_s": self.measured_s,
+        }
+
 
 def groups(sequences: int, batch: int) -> list[range]:
     """Which sequences are decoded together."""

@@ -7,6 +7,7 @@ the lab in batches, to hold the prediction of batches against real ones. A secon
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +23,11 @@ from specsim.cost.roofline.hardware import find_hardware
 from specsim.cost.roofline.passes import Roofline
 from specsim.io.progress import Progress
 from specsim.policy.chain.fixed_k import FixedK
+from specsim.replaying.intervals import Estimate
 from specsim.report.table import ERROR, SPEEDUP, Column
 from specsim.serving.costs import batch_cost
 from specsim.serving.draft_length import DraftLengthRule, TurboSpec
-from specsim.serving.speedup_map import Cell, SpeedupMap, speedup_map
+from specsim.serving.speedup_map import SpeedupMap, speedup_map
 from specsim.trace.files import read_plain_trace
 from specsim.trace.trace import Trace
 from studies.batches import real
@@ -38,7 +40,6 @@ MEMORY_SHARE = 0.9  # of a device's memory that weights and caches may fill, as 
 GOAL_PERCENT = 7.0  # median error of the speedups of real batches
 CONTEXT = 128  # of the figure and the break-even batch: it fits the largest batches
 
-Row = Mapping[str, Any]
 Maps = Mapping[str, Mapping[int, SpeedupMap]]  # by costs, then by context
 RECORDED = ("config.json", "real/trace/*", f"real/{real.MEASURED}")
 
@@ -74,9 +75,7 @@ def report(config: Config, maps: Maps, cases: Sequence[Case], about: Document) -
         figure=line_panels(
             {
                 "the lab, K = 2": case_lines([case for case in cases if case.k == 2]),
-                f"servers, predicted, context {CONTEXT}": server_lines(
-                    [row for row in rows if row["context"] == CONTEXT]
-                ),
+                f"servers, predicted, context {CONTEXT}": server_lines([row for row in rows if row.context == CONTEXT]),
             },
             ("batch", "speedup"),
             "batches",
@@ -94,8 +93,11 @@ def report(config: Config, maps: Maps, cases: Sequence[Case], about: Document) -
             Column("measured speedup", "measured", SPEEDUP),
             Column("error %", "error_percent", ERROR),
         ],
-        shown=best_rows(cases),
-        table=[*(case_row(case) for case in cases), *rows],
+        shown=[
+            {**predicted.as_dict(), "best_predicted": predicted.k, "best_measured": measured.k}
+            for predicted, measured in best_cases(cases)
+        ],
+        table=[*(case.as_dict() for case in cases), *(row.as_dict() for row in rows)],
         trust=[
             f"Prompts: {settings['prompts']} of {settings['max_new_tokens']} tokens, greedy, in static batches that "
             f"shrink as texts end; {settings['repeats']} repeats in turns. Servers have the acceptance of "
@@ -113,29 +115,14 @@ def report(config: Config, maps: Maps, cases: Sequence[Case], about: Document) -
     )
 
 
-def case_row(case: Case) -> Row:
-    """Return what table.csv has of an arm at a batch."""
-    return {
-        "decoded": "really",
-        "batch": case.batch,
-        "k": "baseline again" if case.k == NULL else case.k,
-        "predicted": case.predicted.as_dict(),
-        "measured": case.measured.as_dict(),
-        "error_percent": 100 * case.error,
-        "predicted_s": case.predicted_s,
-        "measured_s": case.measured_s,
-    }
-
-
-def best_rows(cases: Sequence[Case]) -> list[Row]:
-    """Return, per batch, the best K by prediction and by measurement, with the speedups of the former."""
-    rows = []
+def best_cases(cases: Sequence[Case]) -> list[tuple[Case, Case]]:
+    """Return, per batch, the case that is best by prediction, and the one by measurement."""
+    best = []
     for batch in sorted({case.batch for case in cases}):
         drafting = [case for case in cases if case.batch == batch and case.k != NULL]
         predicted = max(drafting, key=lambda case: case.predicted.estimate)
-        measured = max(drafting, key=lambda case: case.measured.estimate)
-        rows.append({**case_row(predicted), "best_predicted": predicted.k, "best_measured": measured.k})
-    return rows
+        best.append((predicted, max(drafting, key=lambda case: case.measured.estimate)))
+    return best
 
 
 def case_lines(cases: Sequence[Case]) -> dict[str, Line]:
@@ -144,12 +131,27 @@ def case_lines(cases: Sequence[Case]) -> dict[str, Line]:
     return {key: (batches, [getattr(case, key).as_dict() for case in cases]) for key in ("predicted", "measured")}
 
 
-def server_lines(rows: Sequence[Row]) -> dict[str, Line]:
+@dataclass(frozen=True)
+class Predicted:
+    """A row of table.csv: the best fixed K on a server at a context and batch, and TurboSpec's speedup."""
+
+    costs: str
+    context: int
+    batch: int
+    k: int
+    predicted: Estimate
+    turbospec: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"decoded": "predicted", **asdict(self)}
+
+
+def server_lines(rows: Sequence[Predicted]) -> dict[str, Line]:
     """Return the best fixed K's speedup by batch, a line for each server."""
     lines: dict[str, Line] = {}
-    for server in dict.fromkeys(row["costs"] for row in rows):
-        mine = [row for row in rows if row["costs"] == server]
-        lines[server] = ([row["batch"] for row in mine], [row["predicted"] for row in mine])
+    for server in dict.fromkeys(row.costs for row in rows):
+        mine = [row for row in rows if row.costs == server]
+        lines[server] = ([row.batch for row in mine], [row.predicted.as_dict() for row in mine])
     return lines
 
 
@@ -205,24 +207,13 @@ def drafted_ms(config: Config) -> float:
     return 1e3 * (two_s - one_s)
 
 
-def best_fixed(maps: SpeedupMap, cell: Cell) -> str:
-    """Return the label of the best fixed K."""
-    return max(maps.lengths, key=lambda label: cell.speedup[label].estimate)
-
-
-def map_rows(maps: Mapping[str, Mapping[int, SpeedupMap]]) -> Iterator[dict[str, Any]]:
+def map_rows(maps: Maps) -> Iterator[Predicted]:
     """Yield, by costs, context and batch, the best fixed K with its speedup, and TurboSpec's speedup."""
     for server, by_context in maps.items():
         for context, speedups in by_context.items():
             for cell in speedups.cells:
-                label = best_fixed(speedups, cell)
+                label = max(speedups.lengths, key=lambda label: cell.speedup[label].estimate)
                 rule = next(cell.speedup[name] for name in cell.speedup if name not in speedups.lengths)
-                yield {
-                    "decoded": "predicted",
-                    "costs": server,
-                    "context": context,
-                    "batch": cell.batch,
-                    "k": speedups.lengths[label],
-                    "predicted": cell.speedup[label].as_dict(),
-                    "turbospec": rule.estimate,
-                }
+                yield Predicted(
+                    server, context, cell.batch, speedups.lengths[label], cell.speedup[label], rule.estimate
+                )

@@ -6,14 +6,15 @@ aiconfigurator-core interpolates it between measured operators.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from specsim.cost.roofline.architecture import find_architecture
-from specsim.io.json import read_json
+from specsim.io.json import from_keys, read_json
+from specsim.replaying.intervals import Estimate
 from specsim.report.table import Column
-from studies.common import Config, Document, claim
+from studies.common import Config, claim
 from studies.figures import Line, line_panels
 from studies.report import Report
 
@@ -27,21 +28,62 @@ def main(out: Path, config: Config) -> None:
     claim(out, config)
     path = out / MEASURED
     again = "run the study without --real, on its recorded figures"
-    report(config, read_json(path, str(path), dict[str, Any], missing=again, invalid=again)).write(out)
+    timings = from_keys(read_json(path, str(path), missing=again, invalid=again), Timings, str(path), again)
+    report(config, timings).write(out)
 
 
-def report(config: Config, document: Document) -> Report:
-    """Return the report. document : seconds by model, routing and batch"""
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of a model at a batch: of a decode step, of drafting, and of verification, see `Report.trust`."""
+
+    model: str
+    routing: str
+    batch: int
+    token_s: float
+    draft_s: float
+    verify_s: dict[Literal["once", "separate"], float]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """What was recorded. tables : of which engine; layer_s : seconds of a layer of experts by tokens of a pass"""
+
+    tables: str
+    layer_s: dict[str, float]
+    rows: list[Timing]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of table.csv: costs in baseline decode steps, and the least acceptance that pays; None if none does."""
+
+    model: str
+    batch: int
+    verify_cost: Estimate
+    round_cost: Estimate
+    least_acceptance_low: float | None
+    least_acceptance_high: float | None
+
+    @property
+    def span(self) -> str:
+        """The range of the least acceptance that pays."""
+        ends = self.least_acceptance_low, self.least_acceptance_high
+        low, high = ("never" if value is None else f"{value:.2f}" for value in ends)
+        return low if low == high else f"{low} to {high}"
+
+
+def report(config: Config, timings: Timings) -> Report:
+    """Return the report."""
     drafted = config["drafted"]
-    rows = [row_of(row, drafted) for row in document["rows"]]
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    seconds = {int(tokens): s for tokens, s in document["layer_s"].items()}
+    rows = [row_of(timing, drafted) for timing in timings.rows]
+    models = list(dict.fromkeys(row.model for row in rows))
+    seconds = {int(tokens): s for tokens, s in timings.layer_s.items()}
     ratios = {n: seconds[n * (drafted + 1)] / s for n, s in seconds.items() if n * (drafted + 1) in seconds}
     worst = max(ratios, key=lambda n: ratios[n])
     lines: dict[str, Line] = {
         model: (
-            [row["batch"] for row in rows if row["model"] == model],
-            [row["verify_cost"] for row in rows if row["model"] == model],
+            [row.batch for row in rows if row.model == model],
+            [row.verify_cost.as_dict() for row in rows if row.model == model],
         )
         for model in models
     }
@@ -60,15 +102,12 @@ def report(config: Config, document: Document) -> Report:
             *(Column(f"batch {batch}", f"batch_{batch}") for batch in SHOWN_BATCHES),
         ],
         shown=[
-            {
-                "model": model,
-                **{f"batch_{row['batch']}": span(row) for row in rows if row["model"] == model},
-            }
+            {"model": model, **{f"batch_{row.batch}": row.span for row in rows if row.model == model}}
             for model in models
         ],
-        table=rows,
+        table=[asdict(row) for row in rows],
         trust=[
-            f"Source: NVIDIA's measured operators (aiconfigurator-core 0.12.0, {document['tables']}) in bfloat16, one "
+            f"Source: NVIDIA's measured operators (aiconfigurator-core 0.12.0, {timings.tables}) in bfloat16, one "
             "device. Nothing was run here, so there are no prompts, no load and no noise floor.",
             "Attention of several queries over a cache was not measured: a range is from the time of a single query to "
             "that of so many sequences.",
@@ -78,27 +117,16 @@ def report(config: Config, document: Document) -> Report:
     )  # fmt: skip
 
 
-def row_of(row: Mapping[str, Any], drafted: int) -> dict[str, Any]:
-    """Return a row of table.csv: costs in baseline decode steps, and the least acceptance that pays."""
-    verify, round_ = ([(row["verify_s"][way] + extra) / row["token_s"] for way in ("once", "separate")]
-                      for extra in (0.0, row["draft_s"]))  # fmt: skip
-    dense = find_architecture(row["model"]).experts is None
-    low, high = (least_acceptance(cost, drafted) for cost in round_)
-    return {
-        "model": f"{row['model']}, dense" if dense else f"{row['model']}, {row['routing']}",
-        "batch": row["batch"],
-        "verify_cost": {"estimate": sum(verify) / 2, "low": verify[0], "high": verify[1]},
-        "round_cost": {"estimate": sum(round_) / 2, "low": round_[0], "high": round_[1]},
-        "least_acceptance_low": low,
-        "least_acceptance_high": high,
-    }
-
-
-def span(row: Mapping[str, Any]) -> str:
-    """Return the range of the least acceptance that pays."""
-    ends = (row["least_acceptance_low"], row["least_acceptance_high"])
-    low, high = ("never" if value is None else f"{value:.2f}" for value in ends)
-    return low if low == high else f"{low} to {high}"
+def row_of(timing: Timing, drafted: int) -> Row:
+    """Return the row of table.csv."""
+    verify, round_ = (
+        Estimate((low + high) / 2, low, high)
+        for extra in (0.0, timing.draft_s)
+        for low, high in [[(timing.verify_s[way] + extra) / timing.token_s for way in ("once", "separate")]]
+    )
+    routing = "dense" if find_architecture(timing.model).experts is None else timing.routing
+    ends = (least_acceptance(cost, drafted) for cost in (round_.low, round_.high))
+    return Row(f"{timing.model}, {routing}", timing.batch, verify, round_, *ends)
 
 
 def least_acceptance(cost: float, drafted: int) -> float | None:

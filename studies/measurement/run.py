@@ -10,11 +10,11 @@ The report has as well what `runs.py` collected of whole runs.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +154,7 @@ def main(out: Path, config: Config) -> None:
         timings = cached(out / TIMINGS, lambda: measure(config, progress))
     if not collected.is_file():
         raise InputError(f"{collected} is missing; collect it with `python -m studies.measurement.runs FOLDER...`")
-    report(config, timings, json.loads(collected.read_text())["sets"]).write(out)
+    report(config, timings, runs.read_runs(collected)).write(out)
 
 
 def report(config: Config, timings: Document, whole: Mapping[str, Sequence[runs.Run]]) -> Report:
@@ -209,7 +209,7 @@ def report(config: Config, timings: Document, whole: Mapping[str, Sequence[runs.
             }
             for turn, by_load in by_turn.items()
         ],
-        table=[*rows, *sets],
+        table=[*rows, *map(asdict, sets)],
         trust=[
             f"Prompts: {config['prompts']} of {config['max_new_tokens']} tokens, {config['repeats']} repeats, "
             f"{config['mode']} sampling at T = {config['temperature']}. Intervals (95 %) and spreads (standard "
@@ -220,20 +220,12 @@ def report(config: Config, timings: Document, whole: Mapping[str, Sequence[runs.
             f"Short turns bias little: if only the first round of each turn were timed, speedups would be off by "
             f"{low:+.1f} to {high:+.1f} % (ends of 95 % intervals). Validations let turns end elsewhere in every "
             "repeat.",
-            f"Runs of the same commit: {'; '.join(map(set_text, sets))}.",
+            f"Runs of the same commit: {'; '.join(map(str, sets))}.",
         ],
     )
 
 
-def set_text(row: Mapping[str, Any]) -> str:
-    """Return the results of a set of runs in words."""
-    return (
-        f"{row['set']}, {row['runs']} runs with noise floors up to {row['noise_floor_percent_high']:.2f} % and a "
-        f"standard deviation of {row['between_runs_percent']:.2f} % from run to run"
-    )
-
-
-def row_of(timings: Document, load: str, turn: int) -> dict[str, Any]:
+def row_of(timings: Document, load: str, turn: int) -> dict[str, str | float | dict[str, float]]:
     """Return the row of table.csv for a load and turn length."""
     baseline, null = (seconds_of(timings, load, turn, arm) for arm in (BASELINE, NULL))
     sums = [seconds_of(timings, load, turn, arm, typical=False) for arm in (BASELINE, NULL)]

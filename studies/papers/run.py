@@ -5,9 +5,8 @@ Runs no model: the figures are in data/findings.json, the printed tables beside 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -57,7 +56,10 @@ def report() -> Report:
             *(Column(verdict, verdict) for verdict in VERDICTS),
         ],
         shown=papers,
-        table=[series_row(series) for series in audit()["series"]],
+        table=[
+            {"series": series["series"], "findings": sum(series[verdict] for verdict in VERDICTS), **series}
+            for series in audit().series
+        ],
         trust=[
             "Every figure has the interval that the rounding of the printed cells allows; a figure contradicts the "
             "paper only where that interval misses what is printed. No model is run, so there are no prompts, no "
@@ -68,7 +70,7 @@ def report() -> Report:
     )
 
 
-def paper_row(paper: str) -> dict[str, Any]:
+def paper_row(paper: str) -> dict[str, str | int]:
     """Return a paper's number of printed figures, and of recomputed ones, all and by verdict."""
     cells = [
         row[column]
@@ -77,7 +79,7 @@ def paper_row(paper: str) -> dict[str, Any]:
         for row in table.rows
         for column in table.units
     ]
-    series = [series for series in audit()["series"] if series["series"].startswith(f"{paper}.")]
+    series = [series for series in audit().series if series["series"].startswith(f"{paper}.")]
     verdicts = {verdict: sum(each[verdict] for each in series) for verdict in VERDICTS}
     return {
         "paper": PAPERS[paper],
@@ -85,11 +87,6 @@ def paper_row(paper: str) -> dict[str, Any]:
         "recomputed": sum(verdicts.values()),
         **verdicts,
     }
-
-
-def series_row(series: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of the table: a series with the number of its figures behind its name."""
-    return {"series": series["series"], "findings": sum(series[verdict] for verdict in VERDICTS), **series}
 
 
 @styled()
@@ -115,7 +112,7 @@ def speedups_figure() -> str:
 def points(model: str) -> Sequence[tuple[float, float]]:
     """Return the printed and the predicted speedup of each row that this cost model was applied to."""
     rows = {row.place(): row for table in map(read_table, table_names()) for row in table.rows}
-    predictions = audit()["predictions"][model]
+    predictions = audit().predictions[model]
     return [(rows[place].number("speedup"), predicted) for place, predicted in predictions.items()]
 
 

@@ -74,7 +74,7 @@ class Table:
 
 
 @cache
-def _descriptions() -> dict[str, dict[str, Any]]:
+def _read_descriptions() -> dict[str, dict[str, Any]]:
     return tomllib.loads((DATA / "tables.toml").read_text(encoding="utf-8"))
 
 
@@ -88,15 +88,15 @@ def hyperparameters(paper: str) -> dict[tuple[str, str], str]:
 
 def table_names() -> tuple[str, ...]:
     """Names of all tables, in the order of the papers."""
-    return tuple(_descriptions())
+    return tuple(_read_descriptions())
 
 
 @cache
 def read_table(name: str) -> Table:
     """Table of a paper; InputError for an unknown name and for a file that was edited since its transcription."""
-    if name not in _descriptions():
+    if name not in _read_descriptions():
         raise InputError(f"unknown table {name}; choose one of {', '.join(table_names())}")
-    description = dict(_descriptions()[name])
+    description = dict(_read_descriptions()[name])
     text = (DATA / f"{name}.csv").read_text(encoding="utf-8")
     if digest(text, length=8) != description.pop("digest"):
         raise InputError(

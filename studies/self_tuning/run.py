@@ -8,11 +8,10 @@ other half is served.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from specsim.cli.console import progress_bar
 from specsim.cost.batches import BatchCost, DoesNotFit
 from specsim.cost.files import as_cost
 from specsim.io.arrays import Ints, Seconds
-from specsim.io.json import read_json
+from specsim.io.json import from_keys, read_json
 from specsim.io.progress import Progress
 from specsim.report.table import Column
 from specsim.serving.arrivals import shuffled
@@ -45,7 +44,6 @@ INFORMED, BOUND = "budget fitted to what it serves", "clairvoyant, greedy"
 SHOWN = (ADAPTIVE, OWN, STEP, "budget", INFORMED, BOUND)  # in the figure
 SAID = (1, 16, 128)  # batches in the table and the answer
 
-Row = Mapping[str, Any]
 FOUND, PROFILE = "found.json", "batches.json"
 RECORDED = ("config.json", FOUND, PROFILE)
 CHAT = "conversation"  # a domain of the first trace
@@ -79,6 +77,80 @@ class Both(WholeSteps, Bounded):
     """Both proposals."""
 
 
+@dataclass(frozen=True)
+class Served:
+    """Tokens per second of a rule on a server at a batch. k : its ceiling; None if it has none"""
+
+    server: str
+    trace: str
+    batch: int
+    rule: str
+    k: int | None
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Compared(Served):
+    """A rule with its best ceiling K, and its gains and gaps in percent.
+
+    below_informed, below_bound : by how much the fastest rule exceeds it, without and with the clairvoyant one
+    """
+
+    over_one_k: float
+    over_schedule: float
+    below_informed: float
+    below_bound: float
+
+
+@dataclass(frozen=True)
+class AtContext:
+    """Tokens per second with a start-up profile at the served context over those with one at 8,192 tokens."""
+
+    context: int
+    batch: int
+    own_over_8192: float
+
+
+@dataclass(frozen=True)
+class Followed:
+    """How a rule follows chat, other text and chat again: rates, verified tokens of a request, steps of each part.
+
+    other : a domain, or the share of chat's accepted tokens that stay accepted
+    settled : tokens per second in chat, after a while
+    learned, learned_again : steps until the rate in chat is near that; None if it never is
+    """
+
+    rule: str
+    other: str | float
+    settled: float
+    rate_0: float
+    rate_1: float
+    rate_2: float
+    verified_0: float
+    verified_1: float
+    verified_2: float
+    steps_0: int
+    steps_1: int
+    steps_2: int
+    learned: int | None
+    learned_again: int | None
+
+    @property
+    def back(self) -> str:
+        """The change of the tokens per second in chat from before the other text to after it."""
+        return f"{100 * (self.rate_2 / self.settled - 1):+.1f} %"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was simulated. sequences : of each trace"""
+
+    rows: list[Served]
+    sequences: dict[str, int]
+    contexts: list[AtContext]
+    traffic: list[Followed]
+
+
 def costs_of(server: Config, out: Path) -> BatchCost:
     """Return the costs of a server, from a data sheet or from a batch profile in the folder of results."""
     if "profile" in server:
@@ -101,7 +173,9 @@ def rate(run: Lockstep) -> float:
     return float(tokens.sum() / seconds.sum())
 
 
-def rows_of(trace: Trace, name: str, cost: BatchCost, server: Config, config: Config, progress: Progress) -> list[Any]:
+def rows_of(
+    trace: Trace, name: str, cost: BatchCost, server: Config, config: Config, progress: Progress
+) -> list[Served]:
     """Compare the rules on a trace, batch by batch."""
     tuning, others = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
     train, part = trace.select(tuning), trace.select(others)
@@ -113,7 +187,7 @@ def rows_of(trace: Trace, name: str, cost: BatchCost, server: Config, config: Co
         ]
     )
     one_k = lengths[int(np.log(tuned[:, 1:]).mean(axis=0).argmax())]  # of the best mean over batches
-    rows: list[dict[str, Any]] = []
+    rows: list[Served] = []
     adaptive = {ADAPTIVE: {}, OWN: {"profile_context": server["context"]}}
     for number, batch in enumerate(server["batches"]):
         progress(f"{server['name']}: {name}", number, len(server["batches"]))
@@ -137,12 +211,11 @@ def rows_of(trace: Trace, name: str, cost: BatchCost, server: Config, config: Co
         ]
         for label, k, rule in arms:
             reached = rate(served(part, rule, cost, server, batch, config))
-            place = {"server": server["name"], "trace": name, "batch": batch, "rule": label, "k": k}
-            rows.append({**place, "tokens_per_s": reached})
+            rows.append(Served(server["name"], name, batch, label, k, reached))
     return rows
 
 
-def contexts_of(trace: Trace, cost: BatchCost, server: Config, config: Config) -> list[dict[str, Any]]:
+def contexts_of(trace: Trace, cost: BatchCost, server: Config, config: Config) -> list[AtContext]:
     """Compare a start-up profile at 8,192 cached tokens with one at the served context, for several contexts."""
     rows = []
     for context in config["profile_contexts"]:
@@ -153,15 +226,12 @@ def contexts_of(trace: Trace, cost: BatchCost, server: Config, config: Config) -
                 rates = [rate(served(trace, arm, cost, here, batch, config)) for arm in arms]
             except DoesNotFit:
                 continue
-            rows.append({"context": context, "batch": batch, "own_over_8192": rates[1] / rates[0]})
+            rows.append(AtContext(context, batch, rates[1] / rates[0]))
     return rows
 
 
-def traffic(trace: Trace, cost: BatchCost, server: Config, config: Config, other: str | float) -> list[dict[str, Any]]:
-    """Serve chat, then other text, then chat for twice as long; return rates, verified tokens and steps to settle.
-
-    other : a domain of the trace, or the share of chat's accepted tokens that stay accepted in the other text
-    """
+def traffic(trace: Trace, cost: BatchCost, server: Config, config: Config, other: str | float) -> list[Followed]:
+    """Serve chat, then other text, then chat for twice as long. other : see `Followed`"""
     asked = config["traffic"]
     chat = np.flatnonzero(trace.domain == CHAT)
     both = trace.select(chat if isinstance(other, float) else np.flatnonzero(np.isin(trace.domain, [CHAT, other])))
@@ -193,18 +263,9 @@ def traffic(trace: Trace, cost: BatchCost, server: Config, config: Config, other
         settled = float(emitted[half].sum() / seconds[half].sum())
         ends = [slice(max(part.start, part.stop - asked["window"]), part.stop) for part in parts]
         learned = [steps_until(emitted[part], seconds[part], settled, asked) for part in (parts[0], parts[2])]
-        rows.append(
-            {
-                "rule": label,
-                "other": other,
-                "settled": settled,
-                **{f"rate_{at}": float(each) for at, each in enumerate(rates)},
-                **{f"verified_{at}": float(verified[end].mean() / asked["batch"]) for at, end in enumerate(ends)},
-                **{f"steps_{at}": int(each) for at, each in enumerate(np.diff(bounds))},
-                "learned": learned[0],
-                "learned_again": learned[1],
-            }
-        )
+        verified_tokens = [float(verified[end].mean() / asked["batch"]) for end in ends]
+        steps = np.diff(bounds).tolist()
+        rows.append(Followed(label, other, settled, *map(float, rates), *verified_tokens, *steps, *learned))
     return rows
 
 
@@ -218,20 +279,24 @@ def steps_until(emitted: Ints, seconds: Seconds, settled: float, asked: Config) 
 
 
 def compared(out: Path, config: Config, progress: Progress) -> Document:
-    """Compare all rules on all servers and traces."""
+    """Compare all rules on all servers and traces; return the document of `Found`."""
     traces: Mapping[str, Trace] = {name: read_plain_trace(f"example:{name}") for name in config["traces"]}
-    found: Document = {"rows": [], "sequences": {name: t.sequences for name, t in traces.items()}}
+    rows = []
     for server in config["servers"]:
         cost = costs_of(server, out)
         for name, trace in traces.items():
             shallow = trace.shallower(server["max_draft_tokens"])
-            found["rows"] += rows_of(shallow, name, cost, server, config, progress)
+            rows += rows_of(shallow, name, cost, server, config, progress)
     server, trace = config["servers"][0], traces[config["traces"][0]]
     cost = costs_of(server, out)
-    found["contexts"] = contexts_of(trace, cost, server, config)
     others = (*config["traffic"]["known"], "code")
-    found["traffic"] = [row for other in others for row in traffic(trace, cost, server, config, other)]
-    return found
+    found = Found(
+        rows,
+        {name: trace.sequences for name, trace in traces.items()},
+        contexts_of(trace, cost, server, config),
+        [row for other in others for row in traffic(trace, cost, server, config, other)],
+    )
+    return asdict(found)
 
 
 def main(out: Path, config: Config) -> None:
@@ -240,7 +305,8 @@ def main(out: Path, config: Config) -> None:
     profile = read_json(out / PROFILE, str(out / PROFILE), dict, missing=again, invalid=again)
     claim(out, config)
     with progress_bar() as progress:
-        found = cached(out / FOUND, partial(compared, out, config, progress))
+        document = cached(out / FOUND, partial(compared, out, config, progress))
+    found = from_keys(document, Found, str(out / FOUND), "remove it, to simulate again")
     report(config, found, profile).write(out)
 
 
@@ -249,40 +315,36 @@ def faster(rate: float, other: float) -> float:
     return round(100 * (rate / other - 1), 2)
 
 
-def compared_rows(found: Document) -> list[dict[str, Any]]:
-    """Return every rule's row with its best ceiling K, and its gains and gaps in percent, by server, trace and batch.
-
-    below_informed, below_bound : by how much the fastest rule exceeds it, without and with the clairvoyant one
-    """
+def compared_rows(served_rows: Sequence[Served]) -> list[Compared]:
+    """Compare the rules of each server, trace and batch."""
     rows = []
-    for _, cell in groupby(found["rows"], key=lambda row: (row["server"], row["trace"], row["batch"])):
+    for _, cell in groupby(served_rows, key=lambda row: (row.server, row.trace, row.batch)):
         here = [*cell]
-        best = {row["rule"]: row for row in sorted(here, key=lambda row: float(row["tokens_per_s"]))}
-        rates = {rule: row["tokens_per_s"] for rule, row in best.items()}
+        best = {row.rule: row for row in sorted(here, key=lambda row: row.tokens_per_s)}
+        rates = {rule: row.tokens_per_s for rule, row in best.items()}
         informed = max(rate for rule, rate in rates.items() if rule != BOUND)
-        for rule in dict.fromkeys(row["rule"] for row in here):
+        for rule in dict.fromkeys(row.rule for row in here):
             rate = rates[rule]
             rows.append(
-                {
-                    **best[rule],
-                    "tokens_per_s": round(rate, 1),
-                    "over_one_k": faster(rate, rates[FIXED]),
-                    "over_schedule": faster(rate, rates[SCHEDULE]),
-                    "below_informed": faster(informed, rate),
-                    "below_bound": faster(max(rates.values()), rate),
-                }
+                Compared(
+                    **{**vars(best[rule]), "tokens_per_s": round(rate, 1)},
+                    over_one_k=faster(rate, rates[FIXED]),
+                    over_schedule=faster(rate, rates[SCHEDULE]),
+                    below_informed=faster(informed, rate),
+                    below_bound=faster(max(rates.values()), rate),
+                )
             )
     return rows
 
 
-def report(config: Config, found: Document, profile: Document) -> Report:
-    """Return the report. found : see `studies.self_tuning.run.compared`; profile : the batch profile of the CPU"""
-    rows = compared_rows(found)
+def report(config: Config, found: Found, profile: Document) -> Report:
+    """Return the report. profile : the batch profile of the CPU"""
+    rows = compared_rows(found.rows)
     servers, trace = [server["name"] for server in config["servers"]], config["traces"][0]
     shown = [
         row
         for row in rows
-        if row["trace"] == trace and row["rule"] == ADAPTIVE and row["batch"] in SAID and row["server"] in servers[:2]
+        if row.trace == trace and row.rule == ADAPTIVE and row.batch in SAID and row.server in servers[:2]
     ]
     return Report(
         question="Should an engine choose draft lengths itself, up to which K, and what could it gain?",
@@ -306,19 +368,19 @@ def report(config: Config, found: Document, profile: Document) -> Report:
             Column("gap to best non-clairvoyant rule, %", "below_informed", SIGNED),
             Column("gap to bound, %", "below_bound", SIGNED),
         ],
-        shown=shown,
-        table=rows,
+        shown=[vars(row) for row in shown],
+        table=[vars(row) for row in rows],
         trust=[*proposals(rows, found, servers, trace), *trust(config, found, profile)],
     )
 
 
-def answer(rows: Sequence[Row], server: str, trace: str) -> str:
+def answer(rows: Sequence[Compared], server: str, trace: str) -> str:
     """Return what adaptive verification gains on a server, and how far the schedule is from the bounds."""
-    here = {(row["rule"], row["batch"]): row for row in rows if (row["server"], row["trace"]) == (server, trace)}
-    against = listed(here[ADAPTIVE, batch]["over_schedule"] for batch in SAID)
-    at_own = listed(here[OWN, batch]["over_schedule"] for batch in SAID)
-    best = listed(-here[SCHEDULE, batch]["below_informed"] for batch in SAID)
-    bound = listed(-here[SCHEDULE, batch]["below_bound"] for batch in SAID)
+    here = {(row.rule, row.batch): row for row in rows if (row.server, row.trace) == (server, trace)}
+    against = listed(here[ADAPTIVE, batch].over_schedule for batch in SAID)
+    at_own = listed(here[OWN, batch].over_schedule for batch in SAID)
+    best = listed(-here[SCHEDULE, batch].below_informed for batch in SAID)
+    bound = listed(-here[SCHEDULE, batch].below_bound for batch in SAID)
     return (
         f"Not with vLLM's defaults: on the {server}, at batches {', '.join(map(str, SAID))}, adaptive verification "
         f"with its best ceiling K is {against} from a schedule of K by batch in tokens per second, and {at_own} if its "
@@ -332,42 +394,37 @@ def listed(values: Iterable[float]) -> str:
     return f"{', '.join(f'{value:+.1f}' for value in values)} %"
 
 
-def traffic_text(found: Document, window: int) -> str:
+def traffic_text(found: Found, window: int) -> str:
     """Return how adaptive verification follows a change of traffic. window : of the rates, in steps"""
-    of = {(row["other"], row["rule"]): row for row in found["traffic"]}
+    of = {(row.other, row.rule): row for row in found.traffic}
     code, none = of["code", ADAPTIVE], of[0.0, ADAPTIVE]
-    learned = code["learned"]
+    learned = code.learned
     settled = "It does not settle" if learned is None else f"It settles within {learned + window} steps"
     return (
-        f"{settled}, and chat after code is as fast as before ({back(code)}). On text of which nothing is accepted it "
-        f"verifies {none['verified_1']:.2f} tokens a request instead of {none['verified_0']:.2f}. When chat returns, a "
-        f"fit overshoots: the next {none['steps_2']:,} steps are {back(none)} from before ({back(of[0.0, BOUNDED])} if "
+        f"{settled}, and chat after code is as fast as before ({code.back}). On text of which nothing is accepted it "
+        f"verifies {none.verified_1:.2f} tokens a request instead of {none.verified_0:.2f}. When chat returns, a "
+        f"fit overshoots: the next {none.steps_2:,} steps are {none.back} from before ({of[0.0, BOUNDED].back} if "
         "fits are bounded)."
     )
 
 
-def back(row: Row) -> str:
-    """Write the change of the tokens per second in chat from before the other text to after it."""
-    return f"{100 * (row['rate_2'] / row['settled'] - 1):+.1f} %"
-
-
-def proposals(rows: Sequence[Row], found: Document, servers: Sequence[str], trace: str) -> list[str]:
+def proposals(rows: Sequence[Compared], found: Found, servers: Sequence[str], trace: str) -> list[str]:
     """Return why the rule is slow, and what two changes of the engine would gain."""
-    here = {(row["rule"], row["batch"], row["server"]): row["tokens_per_s"] for row in rows if row["trace"] == trace}
+    here = {(row.rule, row.batch, row.server): row.tokens_per_s for row in rows if row.trace == trace}
 
     def over(rule: str, server: str) -> str:
         gains = listed(100 * (here[rule, batch, server] / here[ADAPTIVE, batch, server] - 1) for batch in SAID)
         return f"{gains} ({server})"
 
-    largest = {row["context"]: row for row in found["contexts"] if row["context"] != 8192}
+    largest = {row.context: row for row in found.contexts if row.context != 8192}
     contexts = ", ".join(
-        f"{100 * (row['own_over_8192'] - 1):+.0f} % at {context:,} tokens and batch {row['batch']}"
+        f"{100 * (row.own_over_8192 - 1):+.0f} % at {context:,} tokens and batch {row.batch}"
         for context, row in largest.items()
     )
-    of = {(row["other"], row["rule"]): row for row in found["traffic"]}
+    of = {(row.other, row.rule): row for row in found.traffic}
     returned = "; ".join(
-        f"where {100 * known:.0f} % is accepted, {back(of[known, STEP])} without and {back(of[known, BOTH])} with"
-        for known in sorted({row["other"] for row in found["traffic"] if row["other"] != "code"})
+        f"where {100 * known:.0f} % is accepted, {of[known, STEP].back} without and {of[known, BOTH].back} with"
+        for known in sorted({row.other for row in found.traffic if row.other != "code"})
     )
     return [
         "Why it loses: in the start-up profile every token of a pass is a request with 8,192 cached tokens, "
@@ -382,11 +439,11 @@ def proposals(rows: Sequence[Row], found: Document, servers: Sequence[str], trac
     ]
 
 
-def trust(config: Config, found: Document, profile: Document) -> list[str]:
+def trust(config: Config, found: Found, profile: Document) -> list[str]:
     """Return prompts, costs, traffic and what limits the answer."""
     gpu, asked = config["servers"][0], config["traffic"]
     return [
-        f"Prompts: {', '.join(f'{count} of {trace}' for trace, count in found['sequences'].items())}, half for tuning, "
+        f"Prompts: {', '.join(f'{count} of {trace}' for trace, count in found.sequences.items())}, half for tuning, "
         "half served; acceptance is that of these small models. The best ceiling is selected on the served prompts, so "
         "its figure is optimistic. No intervals: differences below about 3 % are not significant.",
         f"Costs of the H100 are estimates for {gpu['target']} from data sheets, without an engine's overheads or with "
@@ -400,10 +457,10 @@ def trust(config: Config, found: Document, profile: Document) -> list[str]:
     ]
 
 
-def lines(rows: Sequence[Row], server: str, trace: str) -> dict[str, Line]:
+def lines(rows: Sequence[Compared], server: str, trace: str) -> dict[str, Line]:
     """Return by how many percent each rule beats the schedule, by batch."""
     found: dict[str, Line] = {}
     for rule in SHOWN:
-        mine = [row for row in rows if (row["rule"], row["server"], row["trace"]) == (rule, server, trace)]
-        found[rule] = ([row["batch"] for row in mine], [point(row["over_schedule"]) for row in mine])
+        mine = [row for row in rows if (row.rule, row.server, row.trace) == (rule, server, trace)]
+        found[rule] = ([row.batch for row in mine], [point(row.over_schedule) for row in mine])
     return found

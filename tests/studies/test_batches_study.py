@@ -97,7 +97,8 @@ def test_probes_predict_a_machine_of_linear_costs(real_run: Path) -> None:
         assert case.predicted_s == pytest.approx(case.measured_s, rel=0.01)
         assert (case.k == real.NULL) == (case.measured.estimate == 1)
     assert about["differing"] == 0 and about["load"].others_percent == pytest.approx(40)
-    assert [(row["batch"], row["best_predicted"] == row["best_measured"]) for row in run.best_rows(cases)] == [
+    best = run.best_cases(cases)
+    assert [(predicted.batch, predicted.k == measured.k) for predicted, measured in best] == [
         (1, True), (2, True), (4, True)
     ]  # fmt: skip
 
@@ -110,5 +111,5 @@ def test_batches_that_the_memory_does_not_hold_are_left_out() -> None:
     trace = generate(IID(0.8), sequences=6, output_tokens=20, depth=2, seed=1)
     maps = run.server_map(trace, constants, SERVERS, seed=0)
     rows = [*run.map_rows({"H100": maps})]
-    assert [(row["batch"], row["context"]) for row in rows] == [(1, 128), (64, 128), (512, 128), (1, 8192)]
-    assert all(row["k"] in (1, 2) and row["costs"] == "H100" for row in rows)
+    assert [(row.batch, row.context) for row in rows] == [(1, 128), (64, 128), (512, 128), (1, 8192)]
+    assert all(row.k in (1, 2) and row.costs == "H100" for row in rows)

@@ -24,11 +24,11 @@ EDD = [row for table in ("edd_1", "edd_2") for row in read_table(table).rows]
 
 
 def finding(name: str) -> float:
-    return float(audit()["findings"][name]["value"])
+    return float(audit().findings[name].value)
 
 
 def predictions(model: str, rows: list[Row]) -> list[float]:
-    recorded = audit()["predictions"][model]
+    recorded = audit().predictions[model]
     return [recorded[row.place()] for row in rows]
 
 
@@ -73,7 +73,7 @@ def test_eq14_with_one_cost_ratio_per_target_and_method() -> None:
             rows += group
     assert 100 * np.mean(errors) == pytest.approx(finding("eesd.eq14_one_ratio_error"), rel=1e-4)
     assert left_out == pytest.approx(predictions("eq14_left_out", rows), rel=1e-6)
-    assert len(rows) == len(audit()["predictions"]["eq14_left_out"]) == 59
+    assert len(rows) == len(audit().predictions["eq14_left_out"]) == 59
     error = 100 * abs(np.array(left_out) / numbers(rows, "speedup") - 1).mean()
     assert error == pytest.approx(finding("eesd.eq14_left_out_error"), rel=1e-4)
 
@@ -125,7 +125,7 @@ def test_edds_cost_model_with_and_without_an_overhead(model: str, overheads_ms: 
         draft_ms, target_ms = costs.number("draft_ms"), costs.number("target_ms")
         expected.append(tau * target_ms / (target_ms + passes * draft_ms + overheads_ms[size]))
     assert predictions(model, EDD) == pytest.approx(expected, rel=1e-6)
-    assert len(EDD) == len(audit()["predictions"][model]) == 128
+    assert len(EDD) == len(audit().predictions[model]) == 128
 
 
 def test_alpha_is_tau_over_depth_in_all_rows_but_six() -> None:
@@ -137,7 +137,7 @@ def test_alpha_is_tau_over_depth_in_all_rows_but_six() -> None:
         for row in EDD
         if (depth := depths.get(row.place())) and abs(row.number("tau") / depth - row.number("alpha")) > rounding
     }
-    listed = {entry["cell"] for entry in audit()["findings"].values() if entry["erratum"] == "F13"}
+    listed = {entry.cell for entry in audit().findings.values() if entry.erratum == "F13"}
     assert wrong == listed and len(listed) == 6 and len(depths) == 112
 
 
@@ -154,10 +154,10 @@ def test_the_report_counts_the_findings() -> None:
 def test_every_case_of_a_finding_is_in_the_errata() -> None:
     document = (ROOT / "docs" / "errata.md").read_text()
     cases = set(re.findall(r"^\| ([A-F]\d+)\b", document, re.MULTILINE))
-    assert {entry["erratum"] for entry in audit()["findings"].values()} - cases == {""}
+    assert {entry.erratum for entry in audit().findings.values()} - cases == {""}
     expected = {"A": 18, "B": 15, "C": 18, "D": 11, "E": 13, "F": 23}
     assert {letter: sum(case[0] == letter for case in cases) for letter in expected} == expected
-    assert {case for case in cases if case[0] == "F"} == set(audit()["use"])
+    assert {case for case in cases if case[0] == "F"} == set(audit().use)
     assert "| eesd_11: Vicuna-13B, Medusa, self: speedup | times give 1.248, printed 1.21" in document
 
 

@@ -23,9 +23,9 @@ def study() -> run.Study:
 
 def test_the_package_ships_what_the_published_runs_say(study: run.Study) -> None:
     preset = json.loads(document.PRESET.read_text())
-    assert {name: preset[name] for name in study.preset} == study.preset
+    assert {name: preset[name] for name in study.preset._fields} == study.preset._asdict()
     assert f"{len(study.plain) + len(study.runs):,} published runs" in preset["source"]
-    assert json.loads(published.ERRORS.read_text()) == json.loads(json.dumps(study.errors))
+    assert json.loads(published.ERRORS.read_text()) == json.loads(json.dumps(study.errors_document))
 
 
 def test_systems_that_no_fit_has_seen_are_predicted_within_the_aims(study: run.Study) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,16 @@ import numpy as np
 import pytest
 
 from realrun.experiment.forecast import BUSY_RUN_ERROR, IDLE_RUN_ERROR, OLD_RUN_ERROR, run_error
+from specsim.io.json import from_keys
 from studies.__main__ import HOME
 from studies.experts import run
 from studies.forecasts.run import TEXT_KNOWN, UNPROBED, fitted, speedups
 from studies.measurement import runs
 from tests.support import ROOT
 
-RECORDED = json.loads((HOME / "experts" / "recorded" / run.MEASURED).read_text())
-ROW = {"model": "mixtral-8x7b", "routing": "balanced", "token_s": 0.010, "draft_s": 0.00375, "batch": 1}
+MEASURED = json.loads((HOME / "experts" / "recorded" / run.MEASURED).read_text())
+RECORDED = from_keys(MEASURED, run.Timings, "experts", "record again")
+TIMING = run.Timing("mixtral-8x7b", "balanced", 1, token_s=0.010, draft_s=0.00375, verify_s={})
 
 
 def test_the_least_acceptance_gives_as_many_tokens_as_a_round_costs() -> None:
@@ -29,21 +32,21 @@ def test_the_least_acceptance_gives_as_many_tokens_as_a_round_costs() -> None:
 
 def test_rows_are_those_worked_out_by_hand() -> None:
     """1.5 to 3.7 tokens for verification; with drafting 1.875, which a chance of a half pays, to 4.075, which none."""
-    row = run.row_of({**ROW, "verify_s": {"once": 0.015, "separate": 0.037}}, 3)
-    assert row["model"] == "mixtral-8x7b, balanced"
-    assert [row["verify_cost"][end] for end in ("low", "high")] == pytest.approx([1.5, 3.7])
-    assert run.span(row) == "0.50 to never"
-    cheap = run.row_of({**ROW, "model": "llama-2-7b", "verify_s": {"once": 0.006, "separate": 0.006}}, 3)
-    assert cheap["model"] == "llama-2-7b, dense" and run.span(cheap) == "0.00"
+    row = run.row_of(replace(TIMING, verify_s={"once": 0.015, "separate": 0.037}), 3)
+    assert row.model == "mixtral-8x7b, balanced"
+    assert [row.verify_cost.low, row.verify_cost.high] == pytest.approx([1.5, 3.7])
+    assert row.span == "0.50 to never"
+    cheap = run.row_of(replace(TIMING, model="llama-2-7b", verify_s={"once": 0.006, "separate": 0.006}), 3)
+    assert cheap.model == "llama-2-7b, dense" and cheap.span == "0.00"
 
 
 def test_experts_cost_most_between_a_few_tokens_and_all_experts() -> None:
     """Of the recorded figures: three drafts cost 2.5 times a layer at batch 1, and nearly nothing more at 16."""
-    seconds = {int(n): s for n, s in RECORDED["layer_s"].items()}
+    seconds = {int(n): s for n, s in RECORDED.layer_s.items()}
     assert seconds[4] / seconds[1] == pytest.approx(2.5, abs=0.05)
     assert seconds[64] / seconds[16] < 1.05
-    rows = [run.row_of(row, 3) for row in RECORDED["rows"]]
-    at = {row["batch"]: row["verify_cost"]["low"] for row in rows if row["model"] == "qwen3-30b-a3b, balanced"}
+    rows = [run.row_of(timing, 3) for timing in RECORDED.rows]
+    at = {row.batch: row.verify_cost.low for row in rows if row.model == "qwen3-30b-a3b, balanced"}
     assert at[4] > at[2] > at[1] > 1.5 and at[16] < 1.1
 
 
@@ -96,11 +99,10 @@ def test_what_two_runs_are_compared_by_is_collected_and_pooled(tmp_path: Path) -
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "validation.json").write_text(json.dumps(validation(of_run)))
     recorded_runs = runs.collected(tmp_path)
-    assert [[row["label"] for row in run["rows"]] for run in recorded_runs] == [["a", "b"], ["a", "b"], ["a", "alone"]]
-    assert recorded_runs[0].keys() == {"noise_floor_percent", "autoregressive_sequence_seconds", "rows"}
+    assert [[row.label for row in run.rows] for run in recorded_runs] == [["a", "b"], ["a", "b"], ["a", "alone"]]
     percent, freedom = runs.spread_percent(recorded_runs)
     assert freedom == 3 and percent == pytest.approx(100 * np.sqrt((2**2 + 0 + 2**2) / 1e4 / 3), rel=1e-9)
     assert runs.pooled_percent({"first": recorded_runs, "second": recorded_runs}) == pytest.approx(percent, rel=1e-12)
     (row,) = runs.run_rows({"first": recorded_runs})
-    assert (row["set"], row["runs"]) == ("first", 3) and row["noise_floor_percent_high"] == 0.5
-    assert row["between_runs_percent"] == pytest.approx(percent)
+    assert (row.set, row.runs) == ("first", 3) and row.noise_floor_percent_high == 0.5
+    assert row.between_runs_percent == pytest.approx(percent)
