@@ -515,7 +515,7 @@ def _outcomes(rounds: Rounds) -> npt.NDArray[np.int8]:
     return outcome
 
 
-def _off_distribution(trace: Trace, score: Floats, rejected: Bools) -> dict[str, Any]:
+def _off_distribution(trace: Trace, score: Floats, rejected: Bools) -> dict[str, Table | float]:
     """Fit the `off_` fields to tokens drafted after a rejection, each once, from the first position of its branch."""
     rows = np.flatnonzero(rejected)
     limit = trace.draft_limit[rows].astype(np.int64)

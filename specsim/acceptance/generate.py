@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.acceptance.difficulty import Difficulty
-from specsim.acceptance.models import EOS, IID, MAX_SEED, VOCABULARY, AcceptanceModel, PerPosition, parameters_of
+from specsim.acceptance.models import EOS, IID, MAX_SEED, VOCABULARY, AcceptanceModel, PerPosition
 from specsim.acceptance.sources import Source, describe
 from specsim.io.errors import InputError
 from specsim.io.files import write_json
@@ -94,7 +94,7 @@ def generate(
     rng = np.random.default_rng(seed)
     drafts = model.draw(lengths, depth, rng)
     token = rng.integers(EOS + 1, VOCABULARY, size=int(lengths.sum()), dtype=np.int32)
-    synthetic = {"model": model.name, "parameters": parameters_of(model), "seed": seed, "informed": model.informed}
+    synthetic = {"model": model.name, "parameters": dict(vars(model)), "seed": seed, "informed": model.informed}
     return Trace(
         meta={
             "target": "synthetic",
@@ -173,7 +173,7 @@ def as_document(model: AcceptanceModel, fitted_to: dict[str, Any] | None = None)
         "kind": KIND,
         "version": VERSION,
         "model": model.name,
-        "parameters": parameters_of(model),
+        "parameters": dict(vars(model)),
         "fitted_to": fitted_to or {},
     }
 

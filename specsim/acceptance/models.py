@@ -11,8 +11,8 @@ A drafter whose answer depends on the way to a context, such as parallel heads, 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol, Self
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -81,11 +81,6 @@ def uninformed(accept_prob: Floats, total: int) -> dict[str, npt.NDArray[np.floa
     confidence = np.tile(accept_prob.astype(np.float32), (total, 1))
     entropy = np.tile(geometric_entropy_nats(accept_prob).astype(np.float32), (total, 1))
     return {"prob": confidence, "confidence": confidence.copy(), "entropy_nats": entropy}
-
-
-def parameters_of(model: Any) -> dict[str, Any]:
-    """Parameters of a model, as a JSON object."""
-    return asdict(model)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -14,6 +14,9 @@ from specsim.cli.console import check_new, fact_text, print_facts, print_table, 
 from specsim.cli.options import SeedSettings
 from specsim.io.errors import InputError
 from specsim.io.settings import Settings, argument, setting
+
+if TYPE_CHECKING:
+    from specsim.acceptance.models import AcceptanceModel
 
 acceptance = typer.Typer(
     help="Fit acceptance models, generate traces.\n\n"
@@ -52,7 +55,6 @@ def fit(options: FitOptions) -> Answer:
     Example: specsim acceptance fit counters.json --model per_position --out model.json
     """
     from specsim.acceptance.generate import MODELS, as_document, save_model
-    from specsim.acceptance.models import parameters_of
     from specsim.acceptance.sources import Counters, describe, verified_by_depth
     from specsim.engines.import_records import as_counts
 
@@ -75,8 +77,7 @@ def fit(options: FitOptions) -> Answer:
         ]
         which = " (rounds that draft the whole depth)" if description["source"] == "dense trace" else ""
         print_table(f"{options.source}{which}", ["draft depth", "verified", "accepted", "rate"], rows)
-        parameters = _parameter_rows(parameters_of(fitted))
-        print_table(f"{options.model}, written to {options.out}", ["parameter", "value"], parameters)
+        print_table(f"{options.model}, written to {options.out}", ["parameter", "value"], _parameter_rows(fitted))
 
     return Answer(as_document(fitted, description), show)
 
@@ -133,10 +134,10 @@ def generate(options: GenerateOptions) -> Answer:
     return Answer(document, partial(print_facts, "synthetic trace", document))
 
 
-def _parameter_rows(parameters: dict[str, Any]) -> list[list[str]]:
-    """Names and values of parameters; of a long table its ends and middle."""
+def _parameter_rows(model: AcceptanceModel) -> list[list[str]]:
+    """Names and values of the model's parameters; of a long table its ends and middle."""
     rows = []
-    for name, value in parameters.items():
+    for name, value in vars(model).items():
         values = list(value) if isinstance(value, tuple | list) else [value]
         if len(values) > 32:
             text = " ... ".join(map(fact_text, (values[0], values[len(values) // 2], values[-1])))

@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +26,9 @@ from specsim import __version__
 from specsim.io.errors import InputError, Interrupted
 from specsim.io.printable import one_line, printable, printable_output, unescaped
 from specsim.io.progress import Progress, ProgressLines, ProgressReports
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # as shells have it
@@ -48,9 +51,9 @@ def run(app: typer.Typer) -> None:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
     except ModuleNotFoundError as error:
-        if is_own(error):
-            raise
-        print(missing_module(error), file=sys.stderr)
+        if error.name is None or error.name.partition(".")[0] in ("specsim", "realrun", "speckernels"):
+            raise  # a bug, not a lack of the install
+        print(f"error: {error.name} is not installed; {INSTALL}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
     except (MemoryError, RuntimeError) as error:
         line = _what_system_lacks(error)
@@ -126,16 +129,6 @@ def _what_failed(error: OSError) -> str:
     if "No usable temporary directory" in str(error):
         return "no folder for temporary files can be written; set TMPDIR to one that can"
     return f"{place}{' '.join(str(error.strerror or error).split())}; check path and permissions"
-
-
-def is_own(error: ModuleNotFoundError) -> bool:
-    """Whether the module that is missing is the project's, which is a bug, not a lack of the install."""
-    return error.name is None or error.name.partition(".")[0] in ("specsim", "realrun", "speckernels")
-
-
-def missing_module(error: ModuleNotFoundError) -> str:
-    """Write the error for a module that the light install lacks."""
-    return f"error: {error.name} is not installed; {INSTALL}"
 
 
 def _show_version(wanted: bool) -> None:
@@ -285,7 +278,7 @@ def progress_bar() -> Iterator[Progress]:
     bar = BarColumn(max(4, min(BAR_WIDTH, console.width - BESIDE_BAR)))
     columns = TextColumn("{task.description}", markup=False), bar, TaskProgressColumn(), TimeRemainingColumn()
     with Bars(*columns, console=console, transient=True) as bars, _remarks(partial(console.print, markup=False)):
-        tasks: dict[str, Any] = {}
+        tasks: dict[str, TaskID] = {}
 
         def report(what: str, done: int, total: int) -> None:
             if what not in tasks:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from specsim.io.errors import InputError
 from specsim.io.settings import argument, setting
 
 if TYPE_CHECKING:
+    from specsim.compare.hardware import Comparison
     from specsim.cost.model import CostModel
     from specsim.cost.roofline.cost import RooflineCost
     from specsim.engines.pass_times import PassTimes
@@ -81,32 +81,47 @@ def show(options: ShowOptions) -> Answer:
     model = read_cost(options.costs(options.file), batch=options.batch)
     contexts, sizes = _shown_range(model)
     contexts, sizes = options.contexts or contexts, options.tokens or sizes
-    rows: list[dict[str, Any]] = []
+    rows = []
     for context in contexts:
         baseline_s, proposal_s = float(model.autoregressive_step(context)), float(model.proposal_seconds(context))
         draft_s = float(model.draft(1, context)) - proposal_s
-        rows.append(
-            {
-                "context": context,
-                "autoregressive_s": baseline_s,
-                "proposal_s": proposal_s,
-                "draft_step_s": draft_s,
-                "step_ratio": draft_s / baseline_s,
-                "verify_s": {size: float(model.verify(size, context)) for size in sizes},
-                "round_overhead_s": model.round_overhead(),
-            }
-        )
-    notes = model.notes(max(sizes) - 1, (min(contexts), max(contexts)))
-    name = options.file or options.gpu_text
-    document = {
-        "cost": name,
-        "batch": getattr(model, "batch", 1),
-        "rows": rows,
-        "notes": notes,
-        "tpot_s": _served(model, options),
-        "tpot_error": _tpot_error(model),
-    }
-    return Answer(document, partial(_print_costs, document))
+        verify_s = {size: float(model.verify(size, context)) for size in sizes}
+        ratio = draft_s / baseline_s
+        rows.append(CostsAt(context, baseline_s, proposal_s, draft_s, ratio, verify_s, model.round_overhead()))
+    shown = ShownCosts(
+        cost=options.file or options.gpu_text,
+        batch=getattr(model, "batch", 1),
+        rows=rows,
+        notes=model.notes(max(sizes) - 1, (min(contexts), max(contexts))),
+        tpot_s=_served(model, options),
+        tpot_error=_tpot_error(model),
+    )
+    return Answer(asdict(shown), partial(_print_costs, shown))
+
+
+@dataclass(frozen=True)
+class CostsAt:
+    """Seconds at so many cached tokens. step_ratio : s_d / s_t; verify_s : by the tokens of a target pass"""
+
+    context: int
+    autoregressive_s: float
+    proposal_s: float
+    draft_step_s: float
+    step_ratio: float
+    verify_s: dict[int, float]
+    round_overhead_s: float
+
+
+@dataclass(frozen=True)
+class ShownCosts:
+    """What `specsim cost show` prints."""
+
+    cost: str
+    batch: int
+    rows: list[CostsAt]
+    notes: list[str]
+    tpot_s: float | None
+    tpot_error: str
 
 
 def _served(model: CostModel, options: ShowOptions) -> float | None:
@@ -140,30 +155,29 @@ def _shown_range(model: CostModel) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (int(model.contexts[0]), int(model.contexts[-1])), tuple(size for size in sizes if size <= most)
 
 
-def _print_costs(document: dict[str, Any]) -> None:
-    rows = document["rows"]
-    proposes = any(row["proposal_s"] for row in rows)
+def _print_costs(shown: ShownCosts) -> None:
+    rows = shown.rows
+    proposes = any(row.proposal_s for row in rows)
     cells = [
         [
-            f"{row['context']}",
-            *(f"{1e3 * row[key]:.3f}" for key in ("autoregressive_s", "draft_step_s")),
-            f"{row['step_ratio']:.3f}",
-            *([f"{1e3 * row['proposal_s']:.3f}"] if proposes else []),
-            f"{1e3 * row['round_overhead_s']:.3f}",
-            *(f"{1e3 * value:.3f} ({value / row['autoregressive_s']:.2f})" for value in row["verify_s"].values()),
+            f"{row.context}",
+            f"{1e3 * row.autoregressive_s:.3f}",
+            f"{1e3 * row.draft_step_s:.3f}",
+            f"{row.step_ratio:.3f}",
+            *([f"{1e3 * row.proposal_s:.3f}"] if proposes else []),
+            f"{1e3 * row.round_overhead_s:.3f}",
+            *(f"{1e3 * value:.3f} ({value / row.autoregressive_s:.2f})" for value in row.verify_s.values()),
         ]
         for row in rows
     ]
-    passes = [f"pass of {size}" for size in rows[0]["verify_s"]]
+    passes = [f"pass of {size}" for size in rows[0].verify_s]
     proposal = ["proposal"] if proposes else []
     columns = ["context", "decode step, ms", "draft step", "s_d / s_t", *proposal, "overhead", *passes]
-    title = f"{document['cost']}: milliseconds (passes also in baseline decode steps)"
-    print_table("; ".join([title, *document["notes"]]), columns, cells)
-    if document["tpot_s"] is not None:
-        print(
-            f"TPOT with {document['batch']} concurrent requests, without speculation: {1e3 * document['tpot_s']:.2f} ms"
-            + (f" ({document['tpot_error']})" if document["tpot_error"] else "")
-        )
+    title = f"{shown.cost}: milliseconds (passes also in baseline decode steps)"
+    print_table("; ".join([title, *shown.notes]), columns, cells)
+    if shown.tpot_s is not None:
+        error = f" ({shown.tpot_error})" if shown.tpot_error else ""
+        print(f"TPOT with {shown.batch} concurrent requests, without speculation: {1e3 * shown.tpot_s:.2f} ms{error}")
 
 
 RESULT, PAGE = "comparison.json", "report.html"
@@ -208,24 +222,16 @@ def compare(options: CompareOptions) -> Answer:
     from specsim.policy.registry import find_policies
     from specsim.trace.files import read_plain_trace
 
-    gpus = [name.strip() for name in options.gpus.split(",")]
-    pair = {name: getattr(options, name) for name in ("target", "drafter", "weights", "cache", "engine")}
-    pair |= {"tensor_parallel": options.tp}
     kinds, out = find_policies(options.policy), options.out
     search, share = SearchSettings(trials=options.trials, seed=options.seed), options.tuning_share
     trace = read_plain_trace(options.trace)
-    costs, skipped = _gpu_costs(gpus, options.batch, pair, trace)
+    costs, skipped = _gpu_costs(options, trace)
     with nullcontext() if out is None else working_in(out, None):
         with progress_bar() as bar:
             comparison = compare_devices(trace, costs, kinds, search, tuning_share=share, progress=partial(bar, "GPUs"))
-        described = {
-            "trace": options.trace.name,
-            **{
-                name: getattr(options, name)
-                for name in ("target", "drafter", "cache", "engine", "tp", "trials", "seed")
-            },
-            "weights": weights_text(costs[0].target.weights or "bfloat16"),
-        }
+        names, weights = ("target", "drafter", "cache", "engine", "tp", "trials", "seed"), costs[0].target.weights
+        described = {"trace": options.trace.name, **{name: getattr(options, name) for name in names}}
+        described["weights"] = weights_text(weights or "bfloat16")
         document = {**comparison.as_dict(), "options": described, "skipped": skipped}
         if out is not None:
             from specsim.report.hardware import render_comparison
@@ -234,16 +240,16 @@ def compare(options: CompareOptions) -> Answer:
             write_text(out / PAGE, render_comparison(document))
 
     def show() -> None:
-        _print_comparison(document)
+        _print_comparison(comparison, options, weights_text(weights or "bfloat16"))
+        for gpu in skipped:
+            print(f"left out, {gpu['gpu']}: {gpu['reason']}")
         if out is not None:
             print(f"full report: {out / PAGE}")
 
     return Answer(document, show)
 
 
-def _gpu_costs(
-    gpus: list[str], batches: Sequence[int], pair: dict[str, Any], trace: Trace
-) -> tuple[list[RooflineCost], list[dict[str, str]]]:
+def _gpu_costs(options: CompareOptions, trace: Trace) -> tuple[list[RooflineCost], list[dict[str, str]]]:
     """Costs of every GPU at every batch size; GPUs that cannot run the pair over the trace's contexts, and why."""
     from specsim.cost.batches import BatchTokens
     from specsim.cost.calibrate import data_sheet_document
@@ -253,11 +259,12 @@ def _gpu_costs(
     from specsim.cost.table import context_range
 
     costs, skipped = [], []
-    for gpu in gpus:
+    pair = options.target, options.drafter, options.weights, options.tp, options.engine
+    for gpu in (name.strip() for name in options.gpus.split(",")):
         find_hardware(gpu)
-        for size in batches:
+        for size in options.batch:
             try:
-                cost = read_cost(data_sheet_document(gpu, **pair), batch=size)
+                cost = read_cost(data_sheet_document(gpu, *pair, cache=options.cache), batch=size)
                 assert isinstance(cost, RooflineCost)
                 cost.check_memory(BatchTokens.alike(size, 1, context_range(trace)[1]))
                 costs.append(cost)
@@ -268,19 +275,16 @@ def _gpu_costs(
     return costs, [reason for number, reason in enumerate(skipped) if reason not in skipped[:number]]
 
 
-def _print_comparison(document: dict[str, Any]) -> None:
+def _print_comparison(comparison: Comparison, options: CompareOptions, weights: str) -> None:
     from specsim.report.hardware import COLUMNS
     from specsim.report.table import as_text
 
-    options, parts = document["options"], document["sequences"]
     title = (
-        f"{options['target']} with {options['drafter']}, weights {options['weights']}: tuned on {parts['tuning']} "
-        f"sequences, predicted on {parts['holdout']} held-out ones"
+        f"{options.target} with {options.drafter}, weights {weights}: tuned on {comparison.tuning} sequences, "
+        f"predicted on {comparison.holdout} held-out ones"
     )
-    notes = dict.fromkeys(note for row in document["rows"] for note in row["cost_notes"])
-    print_table("; ".join([title, *notes]), *as_text(COLUMNS, document["rows"]))
-    for gpu in document["skipped"]:
-        print(f"left out, {gpu['gpu']}: {gpu['reason']}")
+    notes = dict.fromkeys(note for device in comparison.devices for note in device.prediction.cost_notes)
+    print_table("; ".join([title, *notes]), *as_text(COLUMNS, [device.as_dict() for device in comparison.devices]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,7 +354,7 @@ def calibrate(options: CalibrateOptions) -> Answer:
         from specsim.engines.pass_times import read_pass_times
 
         times = read_pass_times(files)
-        priced = options.cost is not None or options.roofline is not None
+        priced = options.cost is not None or options.roofline_document is not None
         if not (times.points and priced):
             return _of_pass_times(times, options, options.costs(options.cost) if priced else None)
         points = times.points

@@ -134,7 +134,11 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
         for command in commands:
             print(command)
 
-    about = {"kind": KIND, "version": VERSION, "asked": {**_asked(options, costs, requests), "context": context}}
+    about = {
+        "kind": KIND,
+        "version": VERSION,
+        "asked": {**_asked_as_dict(options, costs, requests), "context": context},
+    }
     printed = {"flags": flags, "commands": commands, "read_as": reading.as_dict()}
     printed |= {"by_load": by_load and by_load._asdict(), "self_sizing": sizing and sizing._asdict()}
     return Answer({**about, **advice.as_dict(), **printed}, show)
@@ -162,7 +166,7 @@ def _slow_server(advice: Advice, cost: CostModel, reading: Reading, context: int
     ]
 
 
-def _asked(options: CountsSettings, costs: AdviseCosts, requests: RequestSettings) -> dict[str, Any]:
+def _asked_as_dict(options: CountsSettings, costs: AdviseCosts, requests: RequestSettings) -> dict[str, Any]:
     """What was asked, as the document states it."""
     of_costs = ("gpu", "target", "drafter", "weights", "dtype", "cache", "tp", "engine", "batch")
     of_gpu = {name: getattr(costs, name) for name in of_costs}

@@ -167,7 +167,7 @@ class GpuSettings(Settings):
         return f"{self.target} with {self.drafter} on {devices}{formats}{engine}"
 
     @property
-    def roofline(self) -> dict[str, Any] | None:
+    def roofline_document(self) -> dict[str, Any] | None:
         """The document of the costs on the GPU that the options name."""
         from specsim.cost.calibrate import data_sheet_document
 
@@ -178,7 +178,7 @@ class GpuSettings(Settings):
 
     def costs(self, cost: T | None) -> T | dict[str, Any]:
         """Return the cost file, or the costs on the GPU; InputError for none or both."""
-        roofline = self.roofline
+        roofline = self.roofline_document
         if (cost is None) == (roofline is None):
             raise InputError("give costs once: a cost file (--cost), or --gpu, --target and --drafter")
         return roofline if cost is None else cost  # type: ignore[return-value]  # one of the two is there

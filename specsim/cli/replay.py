@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table
@@ -13,6 +14,7 @@ from specsim.io.errors import InputError
 from specsim.io.settings import setting
 
 if TYPE_CHECKING:
+    from specsim.engines.definitions import EngineCounts
     from specsim.learn.predict import PolicyPrediction
 
 
@@ -71,14 +73,14 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
 
         conventions = find_conventions(engine)
         shared = shares_noise(trace)
-        drafts_text = trace.meta.get("drafter_kind") in (LOOKUP, SUFFIX)  # accepted alike by every rule
+        drafts_text = trace.drafter_kind in (LOOKUP, SUFFIX)  # accepted alike by every rule
         sampled = rule_of(trace) is not None and not drafts_text and not shared
         if options.accept is None and conventions.engine in RULES and sampled:
             trace = accepted_by(trace, find_rule(conventions.engine))
         trace, cut_off = as_engine(trace, conventions, max_output_tokens=options.max_output_tokens)
     priced = PricedTrace(trace, costs.read())
     part, chosen, learned_on = fitted_part(priced, options.policy, options.settings, options.tuning_share, options.seed)
-    if engine is not None and conventions.pads_lookup and part.trace.meta.get("drafter_kind") == LOOKUP:
+    if engine is not None and conventions.pads_lookup and part.trace.drafter_kind == LOOKUP:
         part = PricedTrace(part.trace, FullDraftCost(part.cost, chosen.max_draft_tokens))
     prediction = predict_fitted(part, chosen, learned_on, expected=options.expected, seed=options.seed)
     oracle = oracle_name([type(prediction.policy)])
@@ -88,50 +90,45 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
         "sequences": prediction.sequences,
         "oracle_of": oracle,
     }
-    if engine is not None:
-        document["engine"] = {
-            **engine_counts(part, chosen, conventions, seed=options.seed),
-            "sequences_cut_off": cut_off,
-            "shares_noise": shared,
-        }
+    if engine is None:
+        return Answer(document, partial(_print_prediction, prediction, oracle))
+    counts = engine_counts(part, chosen, conventions, seed=options.seed)
+    document["engine"] = {**counts._asdict(), "sequences_cut_off": cut_off, "shares_noise": shared}
 
     def show() -> None:
-        _print_prediction(prediction, document)
-        if engine is not None:
-            _print_counts(engine, document["engine"])
+        _print_prediction(prediction, oracle)
+        title = f"as {engine} counts"
+        if cut_off:
+            title += (
+                f"; the last round of {cut_off} sequences may accept more than was recorded: record more tokens and "
+                "give --max-output-tokens"
+            )
+        if shared:
+            title += (
+                "; drafts share the target's noise, as no engine's do: record with --mode greedy-draft or rejection"
+            )
+        print_table(title, ["counter", "value"], list(_counter_rows(counts)))
 
     return Answer(document, show)
 
 
-def _print_prediction(prediction: PolicyPrediction, document: dict[str, Any]) -> None:
+def _print_prediction(prediction: PolicyPrediction, oracle: str) -> None:
     rows = [["speedup [95 % interval]", str(prediction.speedup)]]
     if prediction.eq14 is not None:
         by = f"by Eq. 14 with T_d / T_t = {prediction.cost_ratio:.3g} of these costs"
         rows.append([by, f"{prediction.eq14:.3f}"])
     for key, quantity in RATES.items():
-        rows.append([quantity, f"{document[key]:.3f}"])
+        rows.append([quantity, f"{getattr(prediction, key):.3f}"])
     trees = ["verified", "truncated_rounds"] if prediction.truncated_rounds is not None else []
     for key in ("rounds", "drafted", *trees, "accepted", "output_tokens"):
-        rows.append([key, f"{document[key]:,}"])
+        rows.append([key, f"{getattr(prediction, key):,}"])
     regret = prediction.oracle_regret
-    rows.append([f"gap to the oracle of {document['oracle_of']}", "" if regret is None else f"{100 * regret:.1f} %"])
+    rows.append([f"gap to the oracle of {oracle}", "" if regret is None else f"{100 * regret:.1f} %"])
     print_table("; ".join([str(prediction.policy), *prediction.notes]), ["quantity", "value"], rows)
 
 
-def _print_counts(engine: str, counts: dict[str, Any]) -> None:
-    title = f"as {engine} counts"
-    if counts["sequences_cut_off"]:
-        title += (
-            f"; the last round of {counts['sequences_cut_off']} sequences may accept more than was recorded: record "
-            "more tokens and give --max-output-tokens"
-        )
-    if counts["shares_noise"]:
-        title += "; drafts share the target's noise, as no engine's do: record with --mode greedy-draft or rejection"
-    print_table(title, ["counter", "value"], list(_counter_rows(counts)))
-
-
-def _counter_rows(counts: dict[str, Any]) -> Iterator[list[str]]:
-    for name, value in {**counts, **counts["printed"]}.items():
-        if name not in ("engine", "printed", "sequences_cut_off", "shares_noise"):
+def _counter_rows(counts: EngineCounts) -> Iterator[list[str]]:
+    for name, value in {**counts._asdict(), **counts.printed}.items():
+        if name not in ("engine", "printed"):
             values = value if isinstance(value, list) else [value]
             yield [name, ", ".join(f"{v:.3f}" if isinstance(v, float) else f"{v:,}" for v in values)]

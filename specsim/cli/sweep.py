@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table, progress_bar
 from specsim.cli.options import TUNED, SplitSettings, WorkerSettings
 from specsim.io.errors import InputError
 from specsim.io.settings import argument, setting
+
+if TYPE_CHECKING:
+    from specsim.compare.sweep import Swept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,7 @@ def sweep(options: SweepOptions) -> Answer:
 
     Example: specsim sweep a/ b/ --cost h100.json --cost l40s.json --batch 1,8 --trials 1000 --backend dask
     """
-    from specsim.compare.sweep import JOURNAL, RESULT, TABLE, Cell, configurations_of, sweep_job, write_sweep
+    from specsim.compare.sweep import JOURNAL, RESULT, TABLE, Cell, configurations_of, sweep_job_as_dict, write_sweep
     from specsim.compare.sweep import sweep as run
     from specsim.cost.files import read_cost
     from specsim.io.files import check_writable, working_in
@@ -64,13 +67,12 @@ def sweep(options: SweepOptions) -> Answer:
             swept = run(cells, points, workers, **split, progress=partial(bar, "replays"))
     else:
         with working_in(out):
-            name = job_name(sweep_job(cells, points, **split))
+            name = job_name(sweep_job_as_dict(cells, points, **split))
             with open_study(out / JOURNAL, name) as study, progress_bar() as bar:
                 swept = run(cells, points, workers, **split, progress=partial(bar, "replays"), study=study)
             write_sweep(out, swept, {"policies": options.policy, "trials": options.trials, **split})
             (out / JOURNAL).unlink()
-    document = swept.as_dict()
-    return Answer(document, partial(_print_sweep, document, None if out is None else out / TABLE))
+    return Answer(swept.as_dict(), partial(_print_sweep, swept, None if out is None else out / TABLE))
 
 
 def _check_distinct(kind: str, values: list[str]) -> None:
@@ -79,20 +81,20 @@ def _check_distinct(kind: str, values: list[str]) -> None:
             raise InputError(f"{kind} {value} is given twice; give each once")
 
 
-def _print_sweep(document: dict[str, Any], table: Path | None) -> None:
+def _print_sweep(swept: Swept, table: Path | None) -> None:
     from specsim.replaying.intervals import against_baseline, interval_text
 
     rows = []
-    for cell in document["cells"]:
-        best = cell["best"]
+    for cell, best, reason in zip(swept.cells, swept.best, swept.reasons, strict=True):
         if best:
-            figures = [f"{best['tuning_speedup']:.3f}", interval_text(best["speedup"])]
-            figures += [against_baseline(best["speedup"]), f"{best['tau']:.2f}", best["settings"]]
+            speedup = best.holdout["speedup"]
+            figures = [f"{best.tuning_speedup:.3f}", interval_text(speedup), against_baseline(speedup)]
+            figures += [f"{best.holdout['tau']:.2f}", best.settings]
         else:
-            figures = ["", "", "", "", f"none: {cell['reason']}"]
-        rows.append([cell["trace"], cell["cost"], str(cell["batch"] or ""), *figures])
-    title = f"{document['configurations']:,} configurations in each of {len(rows):,} cells: the best on the tuning part"
-    notes = dict.fromkeys(note for cell in document["cells"] if cell["best"] for note in cell["best"]["cost_notes"])
+            figures = ["", "", "", "", f"none: {reason}"]
+        rows.append([cell.trace, cell.cost_name, str(cell.batch or ""), *figures])
+    title = f"{len(swept.configurations):,} configurations in each of {len(rows):,} cells: the best on the tuning part"
+    notes = dict.fromkeys(note for best in swept.best if best for note in best.holdout["cost_notes"])
     columns = ["trace", "cost", "batch", "tuning speedup", "held-out speedup [95 %]", "than no speculation"]
     print_table("; ".join([title, *notes]), [*columns, "tau", "policy"], rows, labels=3)
     if table is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
@@ -72,7 +72,7 @@ def search(options: SearchOptions) -> Answer:
         )
     trees = best_trees(rates, max(nodes, CURVE))
     shape, curve = trees.shape(nodes), trees.expected_tokens
-    document: dict[str, Any] = {
+    document = {
         "source": str(options.source),
         "nodes": nodes,
         "depth": int(tree_shapes.depths(shape).max()),
@@ -133,29 +133,30 @@ def best(options: BestOptions, costs: CostSettings) -> Answer:
     fastest = max(trees, key=lambda tree: tree.tokens_per_s)
     baseline = 1 / round_costs.autoregressive_s
     sizes = [
-        {
-            "nodes": tree.nodes,
-            "depth": int(depths(tree.shape).max()),
-            "expected_tokens": tree.tokens,
-            "measured_tokens": _measured(tree.shape, trace),
-            "round_s": tree.seconds,
-            "tokens_per_s": tree.tokens_per_s,
-            "speedup": tree.tokens_per_s / baseline,
-        }
+        TreeOfSize(
+            tree.nodes,
+            int(depths(tree.shape).max()),
+            tree.tokens,
+            _measured(tree.shape, trace),
+            tree.seconds,
+            tree.tokens_per_s,
+            tree.tokens_per_s / baseline,
+        )
         for tree in trees
     ]
+    best = sizes[trees.index(fastest)]._asdict()
     document = {
         "trace": str(options.trace),
         "autoregressive_tokens_per_s": baseline,
-        "best": {**sizes[trees.index(fastest)], "choices": to_paths(fastest.shape), "children": fastest.shape},
-        "sizes": sizes,
+        "best": {**best, "choices": to_paths(fastest.shape), "children": fastest.shape},
+        "sizes": [size._asdict() for size in sizes],
     }
 
     def show() -> None:
         _print_tree(fastest.shape, node_accept_probs(rates, fastest.shape))
         shown = {*_powers(options.max_nodes), fastest.nodes}
         rows = [["no tree", "", "1", "1", f"{1e3 / baseline:.3f}", f"{baseline:.1f}", "1"]]
-        rows += [_size_row(size, best=size["nodes"] == fastest.nodes) for size in sizes if size["nodes"] in shown]
+        rows += [size.cells(best=size.nodes == fastest.nodes) for size in sizes if size.nodes in shown]
         columns = [
             "nodes (* best)",
             "depth",
@@ -170,16 +171,28 @@ def best(options: BestOptions, costs: CostSettings) -> Answer:
     return Answer(document, show)
 
 
-def _size_row(size: dict[str, Any], *, best: bool) -> list[str]:
-    return [
-        f"{size['nodes']}{' *' if best else ''}",
-        str(size["depth"]),
-        f"{size['expected_tokens']:.3f}",
-        f"{size['measured_tokens']:.3f}",
-        f"{1e3 * size['round_s']:.3f}",
-        f"{size['tokens_per_s']:.1f}",
-        f"{size['speedup']:.3f}",
-    ]
+class TreeOfSize(NamedTuple):
+    """The fastest tree of a size."""
+
+    nodes: int
+    depth: int
+    expected_tokens: float
+    measured_tokens: float
+    round_s: float
+    tokens_per_s: float
+    speedup: float
+
+    def cells(self, *, best: bool) -> list[str]:
+        """The row of the table."""
+        return [
+            f"{self.nodes}{' *' if best else ''}",
+            str(self.depth),
+            f"{self.expected_tokens:.3f}",
+            f"{self.measured_tokens:.3f}",
+            f"{1e3 * self.round_s:.3f}",
+            f"{self.tokens_per_s:.1f}",
+            f"{self.speedup:.3f}",
+        ]
 
 
 def _read_source(source: Path) -> tuple[Trace | None, Floats]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specsim.cost.batches import BatchTokens
-from specsim.cost.roofline.constants import changes
-from specsim.cost.roofline.cost import RooflineCost
+from specsim.cost.roofline.cost import Overheads, RooflineCost
+from specsim.cost.roofline.passes import Roofline
 from specsim.cost.table import context_share
 from specsim.io.arrays import Floats, Ints
 from specsim.io.errors import InputError
@@ -29,6 +29,21 @@ from specsim.trace.trace import Trace
 KIND, VERSION = "specsim-cost-comparison", 1
 SHARE = 0.2  # by which a tornado changes every constant
 CONTEXTS: Ints = np.unique(np.geomspace(128, 32768, 33).round().astype(np.int64))  # of the curves, in cached tokens
+
+MEMORY, THROUGHPUT, LAUNCH, OVERLAP, LINK, ALL_REDUCE = (
+    "memory bandwidth", "matrix throughput", "time of a launch", "overlap", "bandwidth between devices",
+    "time of an all-reduce",
+)  # fmt: skip
+CONSTANTS = (MEMORY, THROUGHPUT, LAUNCH, OVERLAP, LINK, ALL_REDUCE)  # of passes
+OVERHEADS = {
+    "step_s": "overhead of a step",
+    "sequence_s": "overhead of a sequence",
+    "verified_sequence_s": "overhead of a verified sequence",
+    "round_s": "overhead of a round",
+    "policy_step_s": "a decision",
+    "draft_step_s": "overhead of a draft step",
+    "cold_start_s": "cold start of drafting",
+}
 
 
 @dataclass(frozen=True)
@@ -175,3 +190,69 @@ def _on_device(
 def _speedup(replay: Replay) -> float:
     """Baseline seconds over the policy's, all sequences together."""
     return float(replay.autoregressive_s.sum() / replay.speculative_s.sum())
+
+
+class Change(NamedTuple):
+    """Costs with a constant smaller and larger by a share."""
+
+    constant: str
+    less: RooflineCost
+    more: RooflineCost
+
+
+def scaled_passes(passes: Roofline, constant: str, factor: float) -> Roofline:
+    """The same passes where a constant is so many times as large; an overlap stays within 1."""
+    hardware, derating = passes.hardware, passes.derating
+    if constant == MEMORY:
+        return replace(passes, hardware=replace(hardware, memory_bytes_s=factor * hardware.memory_bytes_s))
+    if constant == THROUGHPUT:
+        flops = {dtype: factor * value for dtype, value in hardware.flops.items()}
+        return replace(passes, hardware=replace(hardware, flops=flops))
+    if constant == LINK:
+        return replace(passes, hardware=replace(hardware, link_bytes_s=factor * hardware.link_bytes_s))
+    if constant == LAUNCH:
+        return replace(passes, derating=replace(derating, launch_s=factor * derating.launch_s))
+    if constant == ALL_REDUCE:
+        return replace(passes, derating=replace(derating, all_reduce_s=factor * derating.all_reduce_s))
+    assert constant == OVERLAP
+    return replace(passes, derating=replace(derating, overlap=min(factor * derating.overlap, 1.0)))
+
+
+def changes(cost: RooflineCost, share: float) -> Iterator[Change]:
+    """Every constant that is not 0, changed by this share of itself.
+
+    Of passes for target and drafter together, as other hardware would, and for each alone, as other kernels would. A
+    share that is reached of a ceiling acts as the ceiling does, and is not listed.
+    """
+    for constant in CONSTANTS:
+        if _absent(cost.target, constant):
+            continue
+        whose = [("target: ", True, False)]
+        if cost.draft_passes:
+            whose += [("both: ", True, True), ("drafter: ", False, True)]
+        for of, target, drafter in whose:
+            yield Change(
+                f"{of}{constant}",
+                *(_scaled(cost, constant, factor, target, drafter) for factor in (1 - share, 1 + share)),
+            )
+    for field in fields(Overheads):
+        value = getattr(cost.overheads, field.name)
+        if value and field.name in OVERHEADS:
+            less, more = (replace(cost.overheads, **{field.name: f * value}) for f in (1 - share, 1 + share))
+            yield Change(OVERHEADS[field.name], replace(cost, overheads=less), replace(cost, overheads=more))
+
+
+def _absent(passes: Roofline, constant: str) -> bool:
+    if constant in (LINK, ALL_REDUCE):
+        return passes.tensor_parallel == 1
+    return (constant == LAUNCH and not passes.derating.launch_s) or (
+        constant == OVERLAP and not passes.derating.overlap
+    )
+
+
+def _scaled(cost: RooflineCost, constant: str, factor: float, target: bool, drafter: bool) -> RooflineCost:
+    if target:
+        cost = replace(cost, target=scaled_passes(cost.target, constant, factor))
+    if drafter and cost.draft_passes:
+        cost = replace(cost, draft_passes=scaled_passes(cost.draft_passes, constant, factor))
+    return cost

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ from specsim.learn.evaluate import evaluate_many
 from specsim.learn.search import fixed_settings
 from specsim.learn.space import search_space
 from specsim.learn.storage import cost_digest, program, source_digest, trace_digest
+from specsim.policy.base import Settings
 from specsim.policy.registry import find_policy
 from specsim.replaying.checks import unsupported_reason
 from specsim.replaying.prediction import summarise
@@ -42,7 +43,13 @@ if TYPE_CHECKING:
 KIND, VERSION = "specsim-sweep", 1
 RESULT, TABLE, JOURNAL = "sweep.json", "sweep.parquet", "sweep.journal"
 TOGETHER = 1024  # configurations of a task, which share a cell's cost table
-Configuration = tuple[str, dict[str, Any]]  # a policy by name or FILE.py, and its settings
+
+
+class Configuration(NamedTuple):
+    """A policy by name or FILE.py, and its settings."""
+
+    policy: str
+    settings: Settings
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class Task:
     number: int
     cell: Cell
     policy: str
-    points: list[dict[str, Any]]
+    points: list[Settings]
     tuning_share: float
     seed: int
 
@@ -139,7 +146,7 @@ def configurations_of(policies: Sequence[str], trials: int, *, depth: int, seed:
         fixed = fixed_settings(kind, {}, limits)
         space = search_space(kind, fixed, limits)
         points = space.grid(int(space.size)) if space.size <= trials else space.sobol(trials, seed)
-        configurations += [(name, {**fixed, **point}) for point in points]
+        configurations += [Configuration(name, {**fixed, **point}) for point in points]
     return configurations
 
 
@@ -194,7 +201,7 @@ def sweep(
     return Swept([*cells], [*configurations], speedups[0], speedups[1], best, reasons)
 
 
-def sweep_job(
+def sweep_job_as_dict(
     cells: Sequence[Cell], configurations: Sequence[Configuration], *, tuning_share: float = 0.5, seed: int = 0
 ) -> dict[str, Any]:
     """Everything that determines a sweep's answer, in plain values and digests; reads every trace once."""
@@ -221,12 +228,12 @@ def sweep_job(
     }
 
 
-def _chunks(configurations: Sequence[Configuration]) -> Iterator[tuple[int, str, list[dict[str, Any]]]]:
+def _chunks(configurations: Sequence[Configuration]) -> Iterator[tuple[int, str, list[Settings]]]:
     """Runs of at most TOGETHER configurations of the same policy, with the index of the first."""
     start = 0
     while start < len(configurations):
-        policy, end = configurations[start][0], start
-        while end < min(start + TOGETHER, len(configurations)) and configurations[end][0] == policy:
+        policy, end = configurations[start].policy, start
+        while end < min(start + TOGETHER, len(configurations)) and configurations[end].policy == policy:
             end += 1
         yield start, policy, [point for _, point in configurations[start:end]]
         start = end

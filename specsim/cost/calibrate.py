@@ -64,7 +64,7 @@ def calibrate(cost: CostLike, measured: CostLike) -> RooflineCost | ProfileCost:
     """
     probe = _document(measured)
     if probe.get("kind") == PROBE_KIND:
-        return with_probe(as_cost(cost), probe)
+        return with_probe(as_cost(cost), Probe.from_json(probe))
     roofline, profile = as_cost(cost), as_cost(measured)
     if not isinstance(roofline, RooflineCost):
         raise TypeError(f"cost is {roofline}; expected roofline costs, such as 'example:llama-3.1-8b-eagle-h100'")
@@ -97,13 +97,13 @@ def calibrated_document(cost: str | PathLike[str], measured: str | PathLike[str]
         if kind != PROFILE_KIND:
             raise InputError(f"{cost} is not a profile; give one of `realrun profile`, which a probe rescales")
         read_cost(cost)
-        sources = {"profile": _source(cost, document), "probe": _source(measured, seen)}
+        sources = {"profile": _source_as_dict(cost, document), "probe": _source_as_dict(measured, seen)}
         return rescaled(Profile.from_json(document, str(cost)), Probe.from_json(seen), sources).as_dict()
     if kind != KIND or document.get("form") != "roofline":
         raise InputError(f"{cost} has no form roofline; give a roofline for a profile, or a profile for a probe")
     fitted = calibrate(cost, measured)
     assert isinstance(fitted, RooflineCost)
-    origin = _source(measured, seen)
+    origin = _source_as_dict(measured, seen)
     source = f"{document['source']}; calibrated on {origin['digest']} of {origin['date']}"
     return {**document, "source": source, "calibration": calibration_document(fitted)}
 
@@ -186,7 +186,7 @@ def _document(costs: object) -> Mapping[str, Any]:
     return document if isinstance(document, Mapping) else {}
 
 
-def _source(path: str | PathLike[str], document: Mapping[str, Any]) -> dict[str, Any]:
+def _source_as_dict(path: str | PathLike[str], document: Mapping[str, Any]) -> dict[str, str | None]:
     """Return the digest of a cost file, and when its costs were measured, if it says that."""
     provenance = document.get("provenance")
     date = provenance.get("date") if isinstance(provenance, dict) else None

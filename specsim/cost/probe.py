@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 import numpy as np
 
 from specsim.cost.model import MIN_SECONDS, CostModel, checked_axis, checked_table
-from specsim.cost.profile import Profile, ProfileCost, TreeProfile
+from specsim.cost.profile import Profile, ProfileCost, ProfileWidths
 from specsim.io.arrays import Floats, Ints, finite_or_null
 from specsim.io.errors import InputError
 from specsim.io.json import checked
@@ -130,15 +130,15 @@ def _factors(cost: ProfileCost, probe: Probe) -> Factors:
     return Factors(passes, _ratio(*drafts) if np.min(drafts) > MIN_SECONDS else 1.0)
 
 
-def with_probe(cost: CostModel, probe: Mapping[str, Any]) -> ProfileCost:
+def with_probe(cost: CostModel, probe: Probe) -> ProfileCost:
     """Rescale a profile to the state of the machine that a probe found.
 
     Parameters
     ----------
     cost : ProfileCost
         What `realrun profile` measured before.
-    probe : mapping
-        Document of `realrun probe` of the same pair.
+    probe : Probe
+        Of the same pair.
 
     Returns
     -------
@@ -150,50 +150,54 @@ def with_probe(cost: CostModel, probe: Mapping[str, Any]) -> ProfileCost:
     Raises
     ------
     InputError
-        For a malformed probe, or one at contexts that the profile does not cover.
+        For a probe at contexts that the profile does not cover.
     TypeError
         For costs that are not a profile.
 
     Examples
     --------
     >>> import specsim
-    >>> from specsim.cost.probe import with_probe
+    >>> from specsim.cost.probe import Probe, with_probe
     >>> profile, contexts = specsim.read_cost("example:lab-deep-model"), [70, 120]
     >>> slower = {  # passes of one token take twice as long as before, passes of two and more 1.5 times
     ...     "verify": [(f * profile.verify(n, contexts)).tolist() for n, f in ((1, 2.0), (2, 1.5))],
     ...     "draft_step": [profile.draft(1, contexts).tolist()],
     ...     "autoregressive": (2 * profile.autoregressive_step(contexts)).tolist()}
     >>> widths = {"verify": [0.01, 0.01], "draft_step": 0.01, "autoregressive": 0.01}
-    >>> probe = {"kind": "specsim-probe", "version": 1, "target": "lab-deep", "drafter": "lab", "contexts": contexts,
-    ...     "sweeps": 10, "mean_s": slower, "relative_half_width": widths}
-    >>> now = with_probe(profile, probe)
+    >>> document = {"kind": "specsim-probe", "version": 1, "target": "lab-deep", "drafter": "lab",
+    ...     "contexts": contexts, "sweeps": 10, "mean_s": slower, "relative_half_width": widths}
+    >>> now = with_probe(profile, Probe.from_json(document))
     >>> [round(float(now.verify(n, 100) / profile.verify(n, 100)), 3) for n in (1, 2, 7)]
     [2.0, 1.5, 1.5]
     """
     if not isinstance(cost, ProfileCost):
         raise TypeError(f"cost is {cost}; expected a profile, which `realrun profile` writes")
-    return _rescaled(cost, _factors(cost, Probe.from_json(probe)))
+    return _rescaled(cost, _factors(cost, probe))
 
 
 def _rescaled(cost: ProfileCost, factors: Factors) -> ProfileCost:
     """Multiply the times of a profile by factors."""
-
-    def times(part: ProfileCost | TreeProfile, sizes: Sequence[int] | Ints) -> dict[str, Any]:
-        of_field: dict[str, Floats | float] = {
-            "verify_s": _by_size(factors.passes, sizes),
-            "autoregressive_s": factors.passes[0],
-        }
-        if isinstance(part, ProfileCost) and part.refeed_s is not None:
-            of_field["refeed_s"] = _by_size(factors.passes, range(1, len(part.refeed_s) + 1))
-        return {name: seconds * of_field.get(name, factors.drafting) for name, seconds in _seconds_of(part).items()}
-
-    tree = cost.tree and replace(cost.tree, **times(cost.tree, cost.tree.sizes))
-    return replace(cost, tree=tree, **times(cost, range(1, len(cost.verify_s) + 1)))
-
-
-def _seconds_of(part: ProfileCost | TreeProfile) -> dict[str, Floats]:
-    """Return the fields that hold seconds, by name."""
-    return {name: value for name, value in vars(part).items() if name.endswith("_s") and value is not None}
+    tree, many_s, refeed_s, drafting = cost.tree, cost.catch_up_many_s, cost.refeed_s, factors.drafting
+    return replace(
+        cost,
+        draft_step_s=cost.draft_step_s * drafting,
+        catch_up_s=cost.catch_up_s * drafting,
+        catch_up_many_s=None if many_s is None else many_s * drafting,
+        verify_s=cost.verify_s * _by_size(factors.passes, range(1, len(cost.verify_s) + 1)),
+        refeed_s=None if refeed_s is None else refeed_s * _by_size(factors.passes, range(1, len(refeed_s) + 1)),
+        autoregressive_s=cost.autoregressive_s * factors.passes[0],
+        policy_step_s=cost.policy_step_s * drafting,
+        round_overhead_s=cost.round_overhead_s * drafting,
+        score_step_s=cost.score_step_s * drafting,
+        tree=tree
+        and replace(
+            tree,
+            wider_s=tree.wider_s * drafting,
+            verify_s=tree.verify_s * _by_size(factors.passes, tree.sizes),
+            policy_step_s=tree.policy_step_s * drafting,
+            round_overhead_s=tree.round_overhead_s * drafting,
+        ),
+    )
 
 
 def _by_size(values: Sequence[float], sizes: Sequence[int] | Ints) -> Floats:
@@ -217,37 +221,24 @@ def rescaled(profile: Profile, probe: Probe, sources: Mapping[str, object]) -> P
     tables = ("median_s", "p25_s", "p75_s", "precision")  # which held before
     kept = {key: value for key, value in old.items() if key not in tables}
     if "relative_half_width" in kept:
-        kept["relative_half_width"] = _widened(kept["relative_half_width"], new["relative_half_width"])
-    kept |= {"mean_s": _table(_rescaled(profile.cost, factors)), "probed": {**factors._asdict(), **sources}}
+        kept["relative_half_width"] = _widened_as_dict(kept["relative_half_width"], new["relative_half_width"])
+    kept |= {"mean_s": _rescaled(profile.cost, factors).as_dict(), "probed": {**factors._asdict(), **sources}}
     return Profile.from_json(kept, "rescaled")
 
 
-def _widened(widths: Mapping[str, Any], probed: ProbeWidths) -> dict[str, Any]:
+def _widened_as_dict(widths: ProfileWidths, probed: ProbeWidths) -> dict[str, Any]:
     """Add the errors of the factors to the relative half-widths of a profile's times, of which None is unknown."""
     passes = probed["verify"]
-    errors: dict[str, Any] = {
+    errors: dict[str, Floats | float] = {
         "draft_step": probed["draft_step"] or 0.0,
         "verify": _by_size(passes, range(1, len(widths["verify"]) + 1)),
         "autoregressive": passes[0],
     }
     if "tree_verify" in widths:
         errors["tree_verify"] = _by_size(passes, widths["tree_sizes"])
-    wider = {key: np.hypot(np.array(widths[key], dtype=np.float64), error) for key, error in errors.items()}
-    return {**widths, **{key: finite_or_null(rows) for key, rows in wider.items()}}
-
-
-def _table(cost: ProfileCost) -> dict[str, Any]:
-    """Write a profile's times as its document holds them."""
-
-    def times(part: ProfileCost | TreeProfile) -> dict[str, Any]:
-        return {name.removesuffix("_s"): np.asarray(value).tolist() for name, value in _seconds_of(part).items()}
-
-    table = times(cost)
-    if cost.catch_up_tokens is not None:
-        table["catch_up_many"] = {"tokens": cost.catch_up_tokens.tolist(), "seconds": table["catch_up_many"]}
-    if cost.tree is not None:
-        table["tree"] = {"sizes": cost.tree.sizes.tolist(), **times(cost.tree)}
-    return table
+    old = dict(widths)
+    wider = {key: np.hypot(np.array(old[key], dtype=np.float64), error) for key, error in errors.items()}
+    return {**old, **{key: finite_or_null(rows) for key, rows in wider.items()}}
 
 
 class Change(NamedTuple):

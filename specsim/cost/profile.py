@@ -151,6 +151,20 @@ class ProfileCost(CostModel):
         """Mean and standard deviation of log(measured / predicted speedup), by the errors of the measured times."""
         return 0.0, self.times_error or 0.0
 
+    def as_dict(self) -> dict[str, Any]:
+        """The times as a profile's document holds them."""
+
+        def times(part: ProfileCost | TreeProfile) -> dict[str, Any]:
+            seconds = {name: value for name, value in vars(part).items() if name.endswith("_s") and value is not None}
+            return {name.removesuffix("_s"): np.asarray(value).tolist() for name, value in seconds.items()}
+
+        table = times(self)
+        if self.catch_up_tokens is not None:
+            table["catch_up_many"] = {"tokens": self.catch_up_tokens.tolist(), "seconds": table["catch_up_many"]}
+        if self.tree is not None:
+            table["tree"] = {"sizes": self.tree.sizes.tolist(), **times(self.tree)}
+        return table
+
     def check(self, name: str) -> None:
         """Raise InputError for impossible rounds; not called while a profile is still being measured."""
         check_rounds(name, self.round_s, self.autoregressive_s)

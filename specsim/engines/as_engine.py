@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from specsim.acceptance.sources import Counters, Rounds
 from specsim.engines.conventions import Conventions
-from specsim.io.arrays import Bools, IntArray, Ints
+from specsim.io.arrays import IntArray, Ints
 from specsim.io.errors import InputError
 from specsim.replaying.rounds import RoundLog
 from specsim.trace.joined import LOOKUP, SUFFIX, JoinedTrace
@@ -69,7 +69,7 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
     remaining = np.repeat(output_tokens, trace.output_tokens) - trace.position
     rows = remaining > 0
     match_len, draft_token = trace.match_len, trace.draft_token
-    lookup = trace.meta.get("drafter_kind") == LOOKUP
+    lookup = trace.drafter_kind == LOOKUP
     last_draft = (conventions.lookup_last_draft if lookup else None) or conventions.last_draft
     cut_off = 0
     if conventions.counts_past_end:
@@ -89,25 +89,24 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
         rows &= trace.position > 0
         budget = budget - 1
     prefilled = int(conventions.first_token == "prefill")
-    columns = {name: getattr(trace, name) for name in ROWS}
-    changed: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns.items()}
-    changed |= {
-        "match_len": match_len[rows],
-        "draft_token": draft_token[rows],
-        "offsets": np.concatenate([[0], np.cumsum(_per_sequence(rows, trace))]).astype(np.int64),
-        "budget_tokens": budget,
-        "prompt_tokens": trace.prompt_tokens + prefilled,
-        "prompt": _prompts(trace, prefilled),
-        "tree": None,
-        "meta": {**trace.meta, "eos_token_id": None} if conventions.drafts_past_end else trace.meta,
-    }
-    return EngineTrace(dataclasses.replace(trace, **changed), cut_off)
+    of_sequence = np.add.reduceat(rows, trace.offsets[:-1], dtype=np.int64)
+    changed = dataclasses.replace(trace, match_len=match_len, draft_token=draft_token).with_columns(
+        ROWS,
+        lambda column: column[rows],
+        offsets=np.concatenate([[0], np.cumsum(of_sequence)]).astype(np.int64),
+        budget_tokens=budget,
+        prompt_tokens=trace.prompt_tokens + prefilled,
+        prompt=_prompts(trace, prefilled),
+        tree=None,
+        meta={**trace.meta, "eos_token_id": None} if conventions.drafts_past_end else trace.meta,
+    )
+    return EngineTrace(changed, cut_off)
 
 
 def _drafts_from_others(trace: Trace) -> bool:
     """Whether drafts of a sequence depend on the outputs of earlier sequences."""
     facts = trace.meta.get("drafter_facts", {})
-    return trace.meta.get("drafter_kind") == SUFFIX and bool(facts.get("max_cached_requests", 0) > 1)
+    return trace.drafter_kind == SUFFIX and bool(facts.get("max_cached_requests", 0) > 1)
 
 
 def output_lengths(trace: Trace, max_output_tokens: int) -> Ints:
@@ -118,11 +117,6 @@ def output_lengths(trace: Trace, max_output_tokens: int) -> Ints:
         for sequence in np.split(ends, trace.offsets[1:-1])
     ]
     return np.minimum(lengths, max_output_tokens)
-
-
-def _per_sequence(rows: Bools, trace: Trace) -> Ints:
-    """Number of these rows in every sequence."""
-    return np.asarray(np.add.reduceat(rows, trace.offsets[:-1], dtype=np.int64))
 
 
 def _prompts(trace: Trace, prefilled: int) -> IntArray | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -239,15 +239,24 @@ def find_definitions(quantity: str, engine: str | None = None) -> list[Definitio
     return [number for number in DEFINITIONS if number.quantity == quantity and engine in (None, number.engine)]
 
 
-def engine_counts(priced: PricedTrace, policy: Policy, conventions: Conventions, *, seed: int = 0) -> dict[str, Any]:
+class EngineCounts(NamedTuple):
+    """An engine's counters. printed : by the names of the engine's own log, what it prints of them"""
+
+    engine: str
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    drafted_per_position: list[int]
+    accepted_per_position: list[int]
+    printed: dict[str, float | list[float]]
+
+
+def engine_counts(priced: PricedTrace, policy: Policy, conventions: Conventions, *, seed: int = 0) -> EngineCounts:
     """The engine's counters and the numbers that it prints of them.
 
     priced : the trace as the engine would run it, see `as_engine`
     policy : how it drafts
     conventions : how it counts
-
-    Returns engine, num_drafts, num_draft_tokens, num_accepted_tokens, drafted_per_position and accepted_per_position
-    [D], and by the names of the engine's own log what it prints.
 
     Raises InputError for a tree policy, and for a policy that shortens the drafts of suffix decoding.
     """
@@ -256,7 +265,7 @@ def engine_counts(priced: PricedTrace, policy: Policy, conventions: Conventions,
     if not isinstance(policy, ChainPolicy):
         raise InputError(f"policy {policy.name} drafts trees, which no engine's counters cover; choose a chain policy")
     longest = int(priced.trace.draft_limit.max(initial=0))
-    if priced.trace.meta.get("drafter_kind") == SUFFIX and policy.max_draft_tokens < longest:
+    if priced.trace.drafter_kind == SUFFIX and policy.max_draft_tokens < longest:
         raise InputError(
             f"policy {policy} shortens drafts of up to {longest} tokens, but suffix decoding would then draft others; "
             f"draft up to {longest}, or use `specsim record-text --max-draft-tokens {policy.max_draft_tokens}`"
@@ -267,12 +276,12 @@ def engine_counts(priced: PricedTrace, policy: Policy, conventions: Conventions,
     totals = Totals.of(rounds_of(played.rounds, priced.trace, conventions), int(played.output_tokens.sum()) + prefilled)
     own = [number for number in DEFINITIONS if number.engine == conventions.engine and number.quantity != TPOT]
     values = {number.printed: number.value(totals) for number in own} if totals.drafted else {}
-    return {
-        "engine": conventions.engine,
-        "num_drafts": totals.rounds,
-        "num_draft_tokens": totals.drafted,
-        "num_accepted_tokens": totals.accepted,
-        "drafted_per_position": totals.by_depth.drafted.tolist(),
-        "accepted_per_position": totals.by_depth.accepted.tolist(),
-        "printed": {name: value for name, value in values.items() if np.isfinite(value).all()},
-    }
+    return EngineCounts(
+        conventions.engine,
+        totals.rounds,
+        totals.drafted,
+        totals.accepted,
+        totals.by_depth.drafted.tolist(),
+        totals.by_depth.accepted.tolist(),
+        {name: value for name, value in values.items() if np.isfinite(value).all()},
+    )

@@ -93,16 +93,11 @@ def kind_of(drafter: str) -> str:
     return find_name("drafter", drafter.partition(":")[0], kinds) or "model"
 
 
-def vllm_method(drafter: str) -> str:
-    """Name vLLM's method for a kind of drafter, or for a draft model's name."""
-    return VLLM_METHODS[kind_of(drafter)]
-
-
 def vllm_drafter(drafter: str, model: str = PLACEHOLDER) -> dict[str, str | int]:
     """vLLM's method, and the model if the method takes one, as keys of the speculative configuration."""
     kind = kind_of(drafter)
     named = {} if kind in WITHOUT_MODEL else {"model": model}
-    return {"method": vllm_method(drafter), **named, **VLLM_KEYS.get(kind, {})}
+    return {"method": VLLM_METHODS[kind], **named, **VLLM_KEYS.get(kind, {})}
 
 
 def draft_length_flags(engine: str, k: int, drafter: str | None = None, model: str = PLACEHOLDER) -> str:

@@ -88,8 +88,9 @@ class Evaluator:
     def build(self, points: Sequence[Settings]) -> list[Policy | InputError]:
         """Build the policy of each point, or the error why trace or costs do not support it."""
         size = math.ceil(len(points) / (4 * self.jobs))
-        tasks = [points[i : i + size] for i in range(0, len(points), max(1, size))]
-        return [built for part in self._parallel(self._build_all, [(task,) for task in tasks]) for built in part]
+        tasks = [(points[i : i + size],) for i in range(0, len(points), max(1, size))]
+        parts = self._parallel(lambda part: [self._build(point) for point in part], tasks)
+        return [built for part in parts for built in part]
 
     def build_or_raise(self, point: Settings) -> Policy:
         """Build the policy of a point; raise InputError if trace or costs do not support it."""
@@ -97,9 +98,6 @@ class Evaluator:
         if isinstance(policy, InputError):
             raise policy
         return policy
-
-    def _build_all(self, points: Sequence[Settings]) -> list[Policy | InputError]:
-        return [self._build(point) for point in points]
 
     def _build(self, point: Settings) -> Policy | InputError:
         try:

@@ -226,7 +226,7 @@ def replay(trace: TraceLike, cost: CostLike, policy: PolicyName | Policy, *, see
     return Run(**vars(both.replay(chosen, seed=seed, log=True)))
 
 
-def _policy(policy: PolicyName | Policy, settings: Settings, depth: int) -> tuple[Policy, dict[str, Any]]:
+def _policy(policy: PolicyName | Policy, settings: Settings, depth: int) -> tuple[Policy, Settings]:
     """Return the policy and its given, not learned, settings.
 
     For a name or class: these settings, with drafts no longer than the trace is deep; for an object: all but its

@@ -159,9 +159,14 @@ def _replay_points(
         for point, seconds, smaller in _recorded_trees(evaluator, space, points):
             served = math.isfinite(seconds)
             outcome = TrialState.COMPLETE if served else TrialState.PRUNED  # which is worse than all others
-            value, notes = seconds if served else None, {SMALLER: True} if smaller else {}
-            told: dict[str, Any] = {"value": value, "state": outcome, "user_attrs": notes}
-            study.add_trial(create_trial(params=dict(point), distributions=distributions, **told))
+            trial = create_trial(
+                state=outcome,
+                value=seconds if served else None,
+                params=dict(point),
+                distributions=distributions,
+                user_attrs={SMALLER: True} if smaller else {},
+            )
+            study.add_trial(trial)
         progress(len(tried) + len(points), count)
 
 

@@ -117,7 +117,7 @@ def cost_digest(priced: PricedTrace) -> str:
     parts = [_bytes_of(value) for value in vars(priced.table()).values()]
     trace, cost = priced.trace, priced.cost
     ends = np.array(context_range(trace))
-    passes = [cost.verify, cost.tree_verify] if trace.meta.get("drafter_kind") == SPACE else [cost.verify]
+    passes = [cost.verify, cost.tree_verify] if trace.drafter_kind == SPACE else [cost.verify]
     for price in passes:
         for tokens in range(1, LONGEST_PASS + 1):
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -46,7 +45,7 @@ def forecast_interval(
     return Estimate(value, value / factor, value * factor)
 
 
-def error_summary(forecasts: Sequence[float], measured: Sequence[float]) -> dict[str, Any]:
+def error_summary(forecasts: Sequence[float], measured: Sequence[float]) -> dict[str, float]:
     """Summarise by how many percent forecast speedups lie above the measured ones.
 
     Returns "median_abs_percent" and "p90_abs_percent" of the absolute errors; "largest_percent", the error that is

@@ -31,7 +31,7 @@ def round_cost_model(trace: Trace, model: CostModel, policy: Policy | None = Non
     """
     if policy is not None:
         model = policy.cost(model)
-    if trace.meta.get("drafter_kind") != SPACE:
+    if trace.drafter_kind != SPACE:
         return model
     inner = model.model if isinstance(model, SpaceCost) else model
     return SpaceCost(inner, None if policy is None else policy.max_draft_tokens, draft_steps=True)
@@ -39,4 +39,4 @@ def round_cost_model(trace: Trace, model: CostModel, policy: Policy | None = Non
 
 def has_own_cost(trace: Trace, kind: type[Policy]) -> bool:
     """Tell whether the settings of this kind of policy change the cost of a round."""
-    return kind.cost is not Policy.cost or trace.meta.get("drafter_kind") == SPACE
+    return kind.cost is not Policy.cost or trace.drafter_kind == SPACE

@@ -134,7 +134,7 @@ class Adapter(NamedTuple):
     key: str
     shape: Any
     responses: str
-    request: dict[str, Any]
+    request: dict[str, bool]
     settings: Callable[[Page], dict[str, Setting]]
     counts: Callable[[Chunk], Counts]
 

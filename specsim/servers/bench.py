@@ -6,16 +6,17 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from itertools import cycle
 from math import inf
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 from specsim.acceptance.sources import Counters
 from specsim.engines import rates
@@ -31,11 +32,11 @@ from specsim.engines.formats.prometheus import (
 from specsim.engines.formats.registry import FORMATS
 from specsim.io.errors import InputError
 from specsim.io.files import digest
-from specsim.io.json import checked, from_keys, parse_json
+from specsim.io.json import from_keys, parse_json
 from specsim.io.progress import Progress
 from specsim.servers.adapters import Chunk
 from specsim.servers.client import Server, connect, recognise, why_silent
-from specsim.servers.document import BASELINE, REPEAT, SPECULATIVE, Arm, ArmName, Bench, Duration, Request
+from specsim.servers.document import BASELINE, REPEAT, SPECULATIVE, Arm, ArmName, Bench, Duration, Request, Sampling
 from specsim.servers.prompts import Prompt, read_prompts
 
 PER_CLIENT = 4  # requests, at least
@@ -57,6 +58,15 @@ class _Answers:
     def extend(self, other: _Answers) -> None:
         for name, values in vars(other).items():
             getattr(self, name).extend(values)
+
+
+@dataclass(frozen=True)
+class _JournalLine:
+    """What the arms answered to a block's prompts."""
+
+    clients: int
+    number: int
+    arms: dict[ArmName, _Answers]
 
 
 class _Block(NamedTuple):
@@ -130,7 +140,7 @@ def bench(
         raise InputError("concurrency, requests and minutes must be positive, and max_tokens at least 2")
     asked = read_prompts(None if prompts is None else Path(prompts), seed=seed)
     asked = [prompt.as_text() for prompt in asked] if completions else asked
-    sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    sampling = Sampling(max_tokens, temperature, seed)
     plan = {clients: max(requests, PER_CLIENT * clients) for clients in sorted(set(concurrency))}
     if max(plan) > len(asked):
         raise InputError(
@@ -139,13 +149,14 @@ def bench(
         )
     source = "specsim's tasks" if prompts is None else Path(prompts).name
     names = [prompt.name for prompt in asked]
-    settings = {**sampling, "concurrency": sorted(plan), "requests": requests, "prompts": names}
+    settings = {**asdict(sampling), "concurrency": sorted(plan), "requests": requests, "prompts": names}
 
     async def run() -> Bench:
         async with connect(url) as client, connect(baseline or url) as other:
             server = await recognise(client, url, sampling)
             base = None if baseline is None else await recognise(other, baseline, sampling)
-            record = _Journal(None if journal is None else Path(journal), settings, server, base)
+            asked_digest = digest(json.dumps(settings))
+            record = _Journal(None if journal is None else Path(journal), asked_digest, server, base)
             return await _run(server, base, asked, plan, minutes, source, record, progress)
 
     try:
@@ -162,13 +173,11 @@ class _Journal:
     A line is written at once; a kill can only cut the last one.
     """
 
-    def __init__(self, path: Path | None, settings: Mapping[str, Any], server: Server, base: Server | None) -> None:
+    def __init__(self, path: Path | None, settings_digest: str, server: Server, base: Server | None) -> None:
         self.path = path
         self.blocks: dict[tuple[int, int], dict[ArmName, _Answers]] = {}
         facts = [asdict(each.facts) for each in (server, base) if each is not None]
-        self.head = head = json.loads(
-            json.dumps({"settings": {"digest": digest(json.dumps(settings))}, "servers": facts})
-        )
+        self.head = head = json.loads(json.dumps({"settings": {"digest": settings_digest}, "servers": facts}))
         text = path.read_bytes() if path is not None and path.is_file() else b""
         whole = text[: text.rfind(b"\n") + 1]
         lines = [parse_json(line, str(path), invalid=DAMAGED) for line in whole.splitlines()]
@@ -180,29 +189,20 @@ class _Journal:
             if lines[0].get(part) != head[part]:
                 raise InputError(f"{path} was measured with {other}; give the former, or another --out")
         for line in lines[1:]:
-            block = checked(line, str(path), _JournalLine, invalid=DAMAGED)
-            self.blocks[block["clients"], block["number"]] = {
-                name: from_keys(arm, _Answers, str(path), DAMAGED) for name, arm in block["arms"].items()
-            }
+            block = from_keys(line, _JournalLine, str(path), DAMAGED)
+            self.blocks[block.clients, block.number] = block.arms
 
     def add(self, block: _Block, arms: dict[ArmName, _Answers]) -> None:
         """Keep a finished block."""
         if not self.blocks:
             self._write(self.head)
         self.blocks[block.clients, block.number] = arms
-        kept = {name: asdict(answers) for name, answers in arms.items()}
-        self._write({"clients": block.clients, "number": block.number, "arms": kept})
+        self._write(asdict(_JournalLine(block.clients, block.number, arms)))
 
     def _write(self, line: Mapping[str, Any]) -> None:
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-
-
-class _JournalLine(TypedDict):
-    clients: int
-    number: int
-    arms: dict[ArmName, dict[str, Any]]
 
 
 async def _run(
@@ -211,7 +211,7 @@ async def _run(
 ) -> Bench:  # fmt: skip
     servers: dict[ArmName, Server] = {SPECULATIVE: server}
     servers |= {} if base is None else {BASELINE: base, REPEAT: base}
-    own, notes, needed = _endless(prompts), [], sum(min(count, len(prompts)) for count in plan.values())
+    own, notes, needed = cycle(prompts), [], sum(min(count, len(prompts)) for count in plan.values())
     if needed > len(prompts):
         notes.append(f"{needed} prompts are needed and {len(prompts)} given, so some repeat at another concurrency")
     warm_up: dict[int, list[Prompt]] = {}
@@ -261,7 +261,7 @@ async def _run(
             raise InputError(f"{servers[name].facts.url} answers with a single token; give other --prompts")
         k = server.facts.draft_tokens or 0 if name == SPECULATIVE else 0
         others = _tokens_of_others(answer, k)
-        arm = Arm(name, clients, sum(answer.seconds), requests, None, None, dict(server.sampling), others)
+        arm = Arm(name, clients, sum(answer.seconds), requests, None, None, asdict(server.sampling), others)
         if name == SPECULATIVE:
             counters, remarks = _counts(server, answer)
             try:
@@ -295,11 +295,6 @@ async def _metrics(server: Server) -> str:
         return await server.metrics()
     except (httpx2.HTTPError, TimeoutError) as error:
         raise InputError(why_silent(error, server.facts.url)) from None
-
-
-def _endless(prompts: list[Prompt]) -> Iterator[Prompt]:
-    while True:
-        yield from prompts
 
 
 async def _block(server: Server, prompts: Sequence[Prompt], clients: int) -> list[tuple[Request, Chunk]]:

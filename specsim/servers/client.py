@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from specsim.engines.import_records import Reading, read_counts
 from specsim.io.errors import InputError
 from specsim.io.json import MAX_BYTES, checked, from_keys, parse_json
 from specsim.servers.adapters import ADAPTERS, Adapter, Chunk, Models, Usage
-from specsim.servers.document import Request, ServerFacts, arrived_at_once
+from specsim.servers.document import Request, Sampling, ServerFacts, arrived_at_once
 from specsim.servers.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -108,23 +108,21 @@ def why_silent(error: Exception, url: str) -> str:
 
 @dataclass(frozen=True)
 class Server:
-    """A server that has been recognised.
-
-    sampling : fields of every request: max_tokens, temperature, seed
-    """
+    """A server that has been recognised."""
 
     client: httpx2.AsyncClient
     adapter: Adapter
     facts: ServerFacts
-    sampling: Mapping[str, Any]
+    sampling: Sampling
 
     async def ask(self, prompt: Prompt) -> tuple[Request, Chunk]:
         """Stream a response: the request's times and counts, and the last chunk with the engine's counts."""
         url, invalid = self.facts.url, NO_SERVER
         path, key = ("/v1/chat/completions", "messages") if prompt.chat else ("/v1/completions", "prompt")
-        body = {"model": self.facts.model, key: prompt.content, "stream": True, **self.adapter.request, **self.sampling}
+        body = {"model": self.facts.model, key: prompt.content, "stream": True, **self.adapter.request}
+        body |= asdict(self.sampling)
         body["stream_options"] = {"include_usage": True}
-        most_bytes = max(MAX_BYTES, TOKEN_BYTES * int(self.sampling["max_tokens"]))
+        most_bytes = max(MAX_BYTES, TOKEN_BYTES * self.sampling.max_tokens)
         times: list[float] = []
         last: Chunk = {}
         finish, ended, start = "", False, time.perf_counter()
@@ -203,18 +201,19 @@ def read_server(url: str, *, k: int | None = None) -> Reading:
             raise InputError(str(error).replace(str(path), name)) from None
 
 
-async def recognise(client: httpx2.AsyncClient, url: str, sampling: Mapping[str, Any]) -> Server:
+async def recognise(client: httpx2.AsyncClient, url: str, sampling: Sampling) -> Server:
     """Find out a server's engine, version, model and settings; InputError where nothing known answers."""
     import httpx2
 
     url = shown(url)
     try:
         for adapter in ADAPTERS:
-            page = _json(await _page(client, adapter.page, url), f"{url}{adapter.page}")
+            page = _read_object(await _page(client, adapter.page, url), f"{url}{adapter.page}")
             if adapter.key in page:
                 checked(page, f"{url}{adapter.page}", adapter.shape, invalid=NO_SERVER)
                 where = f"{url}/v1/models"
-                models = checked(_json(await _page(client, "/v1/models", url), where), where, Models, invalid=NO_SERVER)
+                models = _read_object(await _page(client, "/v1/models", url), where)
+                checked(models, where, Models, invalid=NO_SERVER)
                 settings = adapter.settings(page)
                 facts = {"url": url, "engine": adapter.name, "model": models["data"][0]["id"], "settings": settings}
                 facts |= {name: settings.pop(name) for name in KNOWN if name in settings}
@@ -225,7 +224,7 @@ async def recognise(client: httpx2.AsyncClient, url: str, sampling: Mapping[str,
     raise InputError(f"{url} is no server of {known_engines}; give the address without a path")
 
 
-def _json(text: str | None, name: str) -> dict[str, Any]:
+def _read_object(text: str | None, name: str) -> dict[str, Any]:
     """The object of a page; {} for any other text, as another program's page of this path may be."""
     try:
         document = parse_json(text or "", name, invalid="")

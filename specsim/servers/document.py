@@ -71,6 +71,15 @@ class ServerFacts:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """Sampling fields of every request."""
+
+    max_tokens: int
+    temperature: float
+    seed: int
+
+
+@dataclass(frozen=True)
 class Request:
     """A request's times and counts.
 

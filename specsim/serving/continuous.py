@@ -127,7 +127,7 @@ def run_server(
         )
     budget = rules.step_tokens if step_tokens is None else step_tokens
     whole, width = drafts.rows is not None, 1 + drafts.masks
-    kept = rules.keeps.get(str(drafts.trace.meta.get("drafter_kind")), 0) if longest else 0
+    kept = rules.keeps.get(str(drafts.trace.drafter_kind), 0) if longest else 0
     least = kept + ((1 + int(drafts.limit.max(initial=0))) * width if whole and rules.cuts else 1)
     if least > budget:
         raise InputError(
@@ -312,7 +312,7 @@ class _Server:
         cached = by_step(step, log.cached[: len(step)]) + by_step(read_step, log.before[read])
         prefill_output = by_step(read_step, log.put_out[read])
         emitted = by_step(step, log.emitted[: len(step)])
-        columns: dict[str, Any] = {
+        columns: dict[str, Ints | Floats] = {
             "end_s": end_s,
             "seconds": seconds,
             "sequences": sequences,

@@ -8,7 +8,7 @@ follows the load chooses draft lengths in every step.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -162,7 +162,7 @@ def drafts_of(trace: Trace, arm: Arm, *, seed: int = 0, served: bool = False) ->
             "the target of this trace has recurrent layers, and batches do not price the second pass that follows a "
             "rejection; take a single sequence at a time (`specsim tune`, `specsim replay`)"
         )
-    if served and isinstance(arm, FixedK) and trace.meta.get("drafter_kind") != SPACE:  # so that the engine can cut it
+    if served and isinstance(arm, FixedK) and trace.drafter_kind != SPACE:  # so that the engine can cut it
         return replace(_of_rule(trace, fixed_length(arm.k)), label=str(arm))
     if isinstance(arm, Policy):
         return _of_policy(trace, arm, seed, served)
@@ -185,7 +185,7 @@ def _of_policy(trace: Trace, policy: Policy, seed: int, served: bool) -> Drafts:
             f"policy {policy.name}: batches support chain policies and static trees only, not trees that grow by "
             "confidence; choose another policy"
         )
-    rides = isinstance(policy, SpaceK) or trace.meta.get("drafter_kind") == SPACE
+    rides = isinstance(policy, SpaceK) or trace.drafter_kind == SPACE
     if isinstance(policy, ChainPolicy) and policy.drops_refused:
         raise InputError(
             f"policy {policy.name}: batches support only chains that are verified whole; choose another policy"
@@ -217,10 +217,10 @@ def _behind_first_tokens(trace: Trace) -> tuple[Trace, Ints]:
     part = trace.select(np.flatnonzero(trace.output_tokens > 1))
     rows = part.position > 0
     names = ("token", "match_len", *STEP_LISTS, *OPTIONAL_LISTS)
-    columns: dict[str, Any] = {name: getattr(part, name) for name in names}
-    columns = {name: None if column is None else column[rows] for name, column in columns.items()}
     offsets = np.append(0, np.cumsum(part.output_tokens - 1))
-    rest = replace(part, **columns, offsets=offsets, budget_tokens=part.budget_tokens - 1, tree=None)
+    rest = part.with_columns(
+        names, lambda column: column[rows], offsets=offsets, budget_tokens=part.budget_tokens - 1, tree=None
+    )
     longer = np.repeat(trace.output_tokens > 1, trace.output_tokens)
     return rest, np.flatnonzero(longer & (trace.position > 0))
 
@@ -231,7 +231,7 @@ def _of_rule(trace: Trace, rule: DraftLengthRule) -> Drafts:
             f"{rule.label} drafts up to {rule.max_draft_tokens} tokens, the trace is recorded to depth {trace.depth}; "
             "lower the limit or record deeper"
         )
-    if trace.meta.get("drafter_kind") == SPACE:
+    if trace.drafter_kind == SPACE:
         raise InputError(
             f"{rule.label}: SPACE drafts as it verifies, so that the next draft cannot follow the load; choose a "
             "policy, such as space_k"

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from specsim.cost.batches import Pad
-from specsim.cost.files import CostLike, as_cost
+from specsim.cost.files import CostLike, as_cost, with_batch
+from specsim.cost.model import CostModel
+from specsim.cost.table import context_range
+from specsim.io.errors import InputError
 from specsim.io.progress import Counter, no_progress
-from specsim.policy.base import Settings
+from specsim.learn.fit import fit, needs_fitting
+from specsim.learn.space import cap_depth
+from specsim.policy.base import Policy, Settings, build_policy
+from specsim.policy.registry import PolicyName, find_policy, make_policy
 from specsim.replaying.intervals import Estimate, interval_columns, ratio_of_ratios
 from specsim.replaying.result import Result
+from specsim.replaying.table import cost_table
 from specsim.serving.arrivals import asked_requests
 from specsim.serving.costs import batch_cost
-from specsim.serving.draft_length import TurboSpec
+from specsim.serving.draft_length import DraftLengthRule, TurboSpec, as_schedule
 from specsim.serving.drafts import drafts_of
 from specsim.serving.latency import ServingSummary, summarise_run
 from specsim.serving.lockstep import Lockstep, lockstep
-from specsim.serving.policies import PolicyOrRule, cost_notes, fit_policies
 from specsim.serving.presets import ServerName, find_server
+from specsim.serving.rules.registry import find_rule, make_rule
 from specsim.serving.speedup_map import SpeedupMap, speedup_map
 from specsim.trace.files import TraceLike, read_plain_trace
+from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -31,6 +39,7 @@ if TYPE_CHECKING:
     from specsim.policy.registry import PolicyName
 
 SLOTS = 256  # as vLLM's max_num_seqs
+PolicyOrRule = PolicyName | Policy | DraftLengthRule | type[DraftLengthRule] | Mapping[int, int]
 BATCHES, MAP_BATCHES = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -57,10 +66,10 @@ class Served(Result):
         """Caveats of these numbers, in words."""
         return [*self.conditions, *self.cost_notes]
 
-    def about(self) -> dict[str, Any]:
-        """The common fields by name."""
-        about = {field.name: getattr(self, field.name) for field in fields(Served)}
-        return {**about, "cost_notes": list(self.cost_notes)}
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        common = {field.name: getattr(self, field.name) for field in fields(Served)}
+        return {**common, "cost_notes": list(self.cost_notes)}
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -87,7 +96,7 @@ class DraftSchedule(Served, SpeedupMap):
         )
 
     def as_dict(self) -> dict[str, Any]:
-        return {**self.about(), **SpeedupMap.as_dict(self)}
+        return {**super().as_dict(), **SpeedupMap.as_dict(self)}
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -125,7 +134,7 @@ class BatchResults(Served):
             {**on.as_dict(), "speedup": speedup.as_dict(), "baseline": off.as_dict()}
             for on, off, speedup in self.batches
         ]
-        return {**self.about(), "batches": entries}
+        return {**super().as_dict(), "batches": entries}
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -166,7 +175,7 @@ class ServerResult(Served):
         """The JSON form."""
         asked = {field.name: getattr(self, field.name) for field in fields(self)[4:-2]}
         runs = {"baseline": self.baseline.as_dict(), "speculation": self.speculation.as_dict()}
-        return {**self.about(), **asked, **runs}
+        return {**super().as_dict(), **asked, **runs}
 
 
 def serve(
@@ -248,7 +257,7 @@ def serve(
     True
     """
     padding = find_server(server).pad if pad is None else pad
-    model, part, arm, about = _one_policy(trace, cost, policy, settings, tuning_share, seed, padding)
+    model, part, arm, learned_on = _one_policy(trace, cost, policy, settings, tuning_share, seed, padding)
     asked, users = asked_requests(part, arrivals, requests, seed=seed)
     longest_text = int((asked.prompt_tokens + asked.output_tokens).max())
     limits: dict[str, Any] = {"slots": slots, "server": server, "kv_tokens": kv_tokens, "users": users}
@@ -265,7 +274,8 @@ def serve(
         for each in (None, arm)
     )
     return ServerResult(
-        **about,
+        learned_on=learned_on,
+        sequences=part.sequences,
         cost_notes=cost_notes(model, part, arm.max_draft_tokens, slots, (0, longest_text)),
         arrivals=str(arrivals),
         left_out=asked.left_out,
@@ -313,14 +323,20 @@ def serve_batches(
     >>> result.to_frame()["batch"].tolist()
     [1, 8]
     """
-    model, part, arm, about = _one_policy(trace, cost, policy, settings, tuning_share, seed)
+    model, part, arm, learned_on = _one_policy(trace, cost, policy, settings, tuning_share, seed)
     drafts, plain, sizes = drafts_of(part, arm, seed=seed), drafts_of(part, None), _several(batches)
     notes = cost_notes(model, part, arm.max_draft_tokens, max(sizes))
     results = []
     for size in sizes:
         on, off = (lockstep(arm_drafts, batch_cost(model), size) for arm_drafts in (drafts, plain))
         results.append((on, off, ratio_of_ratios(*on.per_sequence(), *off.per_sequence())))
-    return BatchResults(**about, cost_notes=notes, label=drafts.label, batches=tuple(results))
+    return BatchResults(
+        learned_on=learned_on,
+        sequences=part.sequences,
+        cost_notes=notes,
+        label=drafts.label,
+        batches=tuple(results),
+    )
 
 
 def serve_schedule(
@@ -398,15 +414,77 @@ def _one_policy(
     share: float,
     seed: int,
     pad: Pad = "none",
-) -> tuple[Any, Trace, Any, dict[str, Any]]:
-    """Costs, the sequences to report on, the policy or rule, and the common fields of a result."""
+) -> tuple[CostModel, Trace, Policy | DraftLengthRule, int]:
+    """Costs, the sequences to report on, the policy or rule, and the number of sequences that it learned from."""
     model = as_cost(cost)
     priced = batch_cost(model, pad)  # refuses costs of batch size 1 only
     whole = read_plain_trace(trace)
     part, (ready,), learned_on = fit_policies(whole, priced, [(policy, settings)], tuning_share=share, seed=seed)
-    about = {"learned_on": learned_on, "sequences": part.sequences}
-    return model, part, ready, about
+    return model, part, ready, learned_on
 
 
 def _several(numbers: int | Iterable[int]) -> Sequence[int]:
     return [numbers] if isinstance(numbers, int) else list(numbers)
+
+
+def cost_notes(
+    model: CostModel, trace: Trace, longest: int, batch: int, contexts: Sequence[int] = ()
+) -> tuple[str, ...]:
+    """Notes of the cost model on drafts and batches up to these sizes, at these contexts or those of the trace."""
+    met = contexts or context_range(trace)
+    return tuple(with_batch(model, batch).notes(longest, (min(met), max(met))))
+
+
+def fit_policies(
+    trace: Trace,
+    cost: CostModel,
+    requested: Sequence[tuple[PolicyOrRule, Settings]],
+    *,
+    tuning_share: float,
+    seed: int,
+) -> tuple[Trace, list[Policy | DraftLengthRule], int]:
+    """Return the sequences to report on, the policies or rules, and the number of sequences that they learned from.
+
+    If a policy learns, it does so on part of the sequences, at the costs of batch size 1, and all policies are reported
+    on the others.
+    """
+    policies = [_resolve(policy, settings) for policy, settings in requested]
+    rest, train = trace, trace
+    kinds = [policy for policy in policies if isinstance(policy, type)]
+    learns = any(kind.learns if issubclass(kind, DraftLengthRule) else needs_fitting(kind) for kind in kinds)
+    if learns:
+        tuning, others = split_sequences(trace, tuning_share=tuning_share, seed=seed)
+        rest, train = trace.select(others), trace.select(tuning)
+    ready = [_ready(policy, settings, train, cost) for policy, (_, settings) in zip(policies, requested, strict=True)]
+    return rest, ready, train.sequences if learns else 0
+
+
+def _ready(
+    policy: Policy | DraftLengthRule | type[Policy] | type[DraftLengthRule],
+    settings: Settings,
+    train: Trace,
+    cost: CostModel,
+) -> Policy | DraftLengthRule:
+    if isinstance(policy, Policy | DraftLengthRule):
+        return policy
+    if issubclass(policy, DraftLengthRule):
+        return make_rule(policy, settings, train, batch_cost(cost))
+    arguments = {**cap_depth(policy, train.depth), **settings}
+    if needs_fitting(policy):
+        return fit(policy, arguments, train, cost_table(train, cost))
+    return build_policy(policy, arguments)
+
+
+def _resolve(
+    policy: PolicyOrRule, settings: Settings
+) -> Policy | DraftLengthRule | type[Policy] | type[DraftLengthRule]:
+    """A policy or rule with its settings, or the class of one that has none yet."""
+    if isinstance(policy, Policy):
+        return make_policy(policy, settings)
+    if isinstance(policy, Mapping | DraftLengthRule):
+        if settings:
+            raise InputError(f"a schedule or a finished rule takes no settings; leave out {', '.join(settings)}")
+        return as_schedule(policy) if isinstance(policy, Mapping) else policy
+    if isinstance(policy, str | PathLike) and (rule := find_rule(policy)) is not None:
+        return rule
+    return policy if isinstance(policy, type) and issubclass(policy, DraftLengthRule) else find_policy(policy)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.intervals import Estimate, ratio_of_ratios, resample, tails
 from specsim.serving.arrivals import shuffled
 from specsim.serving.draft_length import DraftLengthRule, schedule_ranges
-from specsim.serving.drafts import Drafts, drafts_of
+from specsim.serving.drafts import drafts_of
 from specsim.serving.lockstep import lockstep
 from specsim.trace.trace import Trace
 
@@ -204,7 +205,8 @@ def speedup_map(
         for batch in batches:
             order = _order(trace.sequences, batch, seed)
             try:
-                columns.append(np.array([_full_batch(arm, cost, batch, order, context) for arm in (plain, *drafts)]))
+                full = partial(lockstep, cost=cost, batch=batch, order=order, refill=True, context=context)
+                columns.append(np.array([full(arm).per_sequence(full_only=True) for arm in (plain, *drafts)]))
             except DoesNotFit as error:
                 if not columns:
                     raise
@@ -226,11 +228,6 @@ def _order(sequences: int, batch: int, seed: int) -> Ints:
     """Sequences to decode, each equally often, TURNS or more of them in each place."""
     times = math.ceil(max(sequences, TURNS * batch) / sequences)
     return shuffled(sequences, times * sequences, np.random.default_rng(seed))
-
-
-def _full_batch(drafts: Drafts, cost: BatchCost, batch: int, order: Ints, context: int | None) -> tuple[Floats, Floats]:
-    """Tokens and seconds [S] in full batches."""
-    return lockstep(drafts, cost, batch, order=order, refill=True, context=context).per_sequence(full_only=True)
 
 
 def _cell(batch: int, context: int | None, labels: Sequence[str], columns: Floats) -> Cell:

@@ -36,7 +36,7 @@ RECORDED: dict[str, Rule] = {"greedy-draft": "greedy-draft", "rejection": "sampl
 
 def shares_noise(trace: Trace) -> bool:
     """Whether the recorded drafter chose by the target's noise, which is nobody's rule."""
-    drafts_text = trace.meta.get("drafter_kind") in (LOOKUP, SUFFIX)  # whatever the noise is
+    drafts_text = trace.drafter_kind in (LOOKUP, SUFFIX)  # whatever the noise is
     return trace.mode == "gumbel" and "accepted_by" not in trace.meta and not drafts_text
 
 
@@ -86,7 +86,7 @@ def accepted_by(trace: Trace, rule: Rule, *, seed: int = 0) -> Trace:
     mode = trace.mode
     if mode not in ("greedy-draft", "gumbel", "rejection") or rule_of(trace) == rule:
         return trace
-    if trace.meta.get("drafter_kind") in (LOOKUP, SUFFIX):
+    if trace.drafter_kind in (LOOKUP, SUFFIX):
         return trace
     if isinstance(trace, JoinedTrace):
         raise InputError(

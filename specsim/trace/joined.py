@@ -71,7 +71,7 @@ def foretold(trace: Trace) -> Floats:
 
     Lookups know it; it is 1 for drafters that must run to tell, and for lookups recorded without probabilities.
     """
-    known = trace.meta.get("drafter_kind") in (LOOKUP, SUFFIX) and trace.informed
+    known = trace.drafter_kind in (LOOKUP, SUFFIX) and trace.informed
     proposed = trace.draft_token[:, 0] != NO_TOKEN
     return proposed * (trace.prob[:, 0].astype(np.float64) if known else 1.0)
 
@@ -81,7 +81,7 @@ def join_traces(traces: Mapping[str, Trace]) -> JoinedTrace:
     if not 2 <= len(traces) <= MAX_DRAFTERS:
         raise InputError(f"{len(traces)} traces to join; give 2 to {MAX_DRAFTERS}, each of another drafter")
     for name, trace in traces.items():
-        if trace.meta.get("drafter_kind") in (JOINED, SPACE):
+        if trace.drafter_kind in (JOINED, SPACE):
             raise InputError(
                 f"{name} cannot be joined: its drafter is of kind {trace.meta['drafter_kind']}; "
                 "give traces of plain drafters"
@@ -106,12 +106,8 @@ def _joined(parts: Sequence[Trace]) -> JoinedTrace:
         "drafter_kind": JOINED,
         "drafter_facts": {},
     }
-    return JoinedTrace(**{**vars_of(first), "meta": meta}, parts=tuple(parts))
-
-
-def vars_of(trace: Trace) -> dict[str, Any]:
-    """Return the fields of a trace, without cached properties."""
-    return {name: getattr(trace, name) for name in Trace.__dataclass_fields__}
+    fields = {name: getattr(first, name) for name in Trace.__dataclass_fields__}  # without cached properties
+    return JoinedTrace(**{**fields, "meta": meta}, parts=tuple(parts))
 
 
 def _check_same_meta(names: str, first: Trace, second: Trace, keys: Sequence[str]) -> None:

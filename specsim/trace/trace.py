@@ -10,6 +10,7 @@ reads and writes traces.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from specsim.io.arrays import FloatArray, IntArray
+from specsim.io.arrays import Array, FloatArray, IntArray
 from specsim.io.errors import InputError
 from specsim.trace.tree_record import TreeRecord
 
@@ -159,6 +160,12 @@ class Trace:
         return decoding if isinstance(decoding, str) else str(decoding.get("mode", "unknown"))
 
     @property
+    def drafter_kind(self) -> str | None:
+        """Kind of the drafter; None if it was not recorded."""
+        kind: str | None = self.meta.get("drafter_kind")
+        return kind
+
+    @property
     def sampled_by_rejection(self) -> bool:
         """Whether drafts were sampled and verified by rejection sampling.
 
@@ -203,19 +210,17 @@ class Trace:
         lengths = np.minimum(self.output_tokens, max_output_tokens)
         kept = self.position < max_output_tokens
         remaining = np.repeat(lengths, lengths) - self.position[kept]
-        cut: dict[str, Any] = {
-            "budget_tokens": np.minimum(self.budget_tokens, max_output_tokens),
-            "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-            "match_len": np.minimum(self.match_len[kept], remaining).astype(self.match_len.dtype),
-            "tree": None if self.tree is None else self.tree.select(np.flatnonzero(kept)),
-        }
-        for name in ("token", *STEP_LISTS, *OPTIONAL_LISTS):
-            value = getattr(self, name)
-            cut[name] = None if value is None else value[kept]
-        if self.true_rank is not None:
-            beyond = np.arange(self.depth) >= remaining[:, None]
-            cut["true_rank"] = np.where(beyond, -1, cut["true_rank"]).astype(self.true_rank.dtype)
-        return dataclasses.replace(self, **cut)
+        part = self.with_columns(
+            ("token", "match_len", *STEP_LISTS, *OPTIONAL_LISTS),
+            lambda column: column[kept],
+            budget_tokens=np.minimum(self.budget_tokens, max_output_tokens),
+            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            tree=None if self.tree is None else self.tree.select(np.flatnonzero(kept)),
+        )
+        match_len, rank = np.minimum(part.match_len, remaining).astype(self.match_len.dtype), part.true_rank
+        if rank is not None:
+            rank = np.where(np.arange(self.depth) >= remaining[:, None], -1, rank).astype(rank.dtype)
+        return dataclasses.replace(part, match_len=match_len, true_rank=rank)
 
     def shallower(self, depth: int) -> Trace:
         """Cut the trace to a smaller depth; InputError if it was recorded to less than this depth."""
@@ -225,8 +230,16 @@ class Trace:
             )
         if depth == self.depth:
             return self
-        cut: dict[str, Any] = {"meta": {**self.meta, "depth": depth}, "match_len": np.minimum(self.match_len, depth)}
-        for name in (*STEP_LISTS, *OPTIONAL_LISTS):
-            value = getattr(self, name)
-            cut[name] = None if value is None else np.ascontiguousarray(value[:, :depth])
-        return dataclasses.replace(self, **cut)
+        return self.with_columns(
+            (*STEP_LISTS, *OPTIONAL_LISTS),
+            lambda column: np.ascontiguousarray(column[:, :depth]),
+            meta={**self.meta, "depth": depth},
+            match_len=np.minimum(self.match_len, depth),
+        )
+
+    def with_columns(self, names: Iterable[str], change: Callable[[Array], Array], **others: Any) -> Trace:
+        """Change these columns, where they are recorded, and replace other fields."""
+        columns = {name: getattr(self, name) for name in names}
+        for name, column in columns.items():
+            columns[name] = None if column is None else change(column)
+        return dataclasses.replace(self, **columns, **others)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -16,7 +16,8 @@ from specsim.cost.batches import BatchTokens
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
 from specsim.cost.roofline.document import in_engine
-from specsim.cost.roofline.hardware import GGUF_BITS, find_hardware
+from specsim.cost.roofline.formats import Weights
+from specsim.cost.roofline.hardware import GGUF_BITS, Hardware, find_hardware
 from specsim.cost.roofline.passes import Operation, Roofline
 from specsim.cost.roofline.serving import tpot_s, with_prompt
 from specsim.io.errors import InputError
@@ -39,26 +40,32 @@ MODELS = {  # of serving.parquet
     "openai/gpt-oss-120b": "gpt-oss-120b",
     "zhipuai/GLM-5": "glm-5",
 }
-FORMATS: dict[str, dict[str, Any]] = {
-    "bf16": {},
-    "fp8": {"weights": "float8", "activations": "float8"},
-    "fp4": {"weights": "nvfp4", "activations": "float4"},
-    "int8": {"weights": "int8"},
-    "int4": {"weights": "int4"},
-    **{name: {"weights": name} for name in GGUF_BITS},
+
+
+class Formats(NamedTuple):
+    """Formats of a model's weights, as `Roofline` takes them, and of its products."""
+
+    weights: Weights | None = None
+    activations: str | None = None
+
+
+FORMATS = {
+    "bf16": Formats(),
+    "fp8": Formats("float8", "float8"),
+    "fp4": Formats("nvfp4", "float4"),
+    "int8": Formats("int8"),
+    "int4": Formats("int4"),
+    **{name: Formats(name) for name in GGUF_BITS},
 }
-OF_EXPERTS: dict[str, dict[str, Any]] = {  # mixtures of experts, whose attention stays in 16 bits
-    "fp4": {"weights": {"experts": "nvfp4", "mlp": "nvfp4"}},
-    "int4": {"weights": {"experts": "int4-g32"}},
+OF_EXPERTS = {  # mixtures of experts, whose attention stays in 16 bits
+    "fp4": Formats({"experts": "nvfp4", "mlp": "nvfp4"}),
+    "int4": Formats({"experts": "int4-g32"}),
 }
-OF_MODELS: dict[str, dict[str, Any]] = {
-    "gpt-oss-120b": {"weights": {"experts": "mxfp4"}}
-}  # released in one format only
+OF_MODELS = {"gpt-oss-120b": Formats({"experts": "mxfp4"})}  # released in one format only
 OTHER_GPUS = {  # not in specsim's hardware.json
-    "radeon-890m": {  # AMD Ryzen AI 9 HX 370: 128 bits of LPDDR5X-7500; 16 CUs x 512 FLOPs a cycle x 2.9 GHz
-        "title": "AMD Radeon 890M", "memory_bytes_s": 120e9, "memory_bytes": 48e9, "flops": {"float16": 23.8e12},
-    },
-}  # fmt: skip
+    # AMD Ryzen AI 9 HX 370: 128 bits of LPDDR5X-7500; 16 CUs x 512 FLOPs a cycle x 2.9 GHz
+    "radeon-890m": Hardware("AMD Radeon 890M", 120e9, {"float16": 23.8e12}, memory_bytes=48e9, title="AMD Radeon 890M"),
+}
 LIKE, BY_BATCH = "vllm#20780", "by batch"
 AT_EARLY = "@2025-03"  # an engine's name with a month, see `specsim.cost.roofline.document.in_engine`
 CONTEXT = 500  # tokens of context assumed for runs with speculation, which rarely state it: MT-Bench
@@ -82,19 +89,19 @@ class Case:
     terms : operations whose sum is the predicted time
     sequences : sequences in the batch
     measured_s : measured seconds
-    about : the published row, with "target" and "batch"
+    about : the published row, with its "target"
     """
 
     system: str
     terms: tuple[Term, ...]
     sequences: int
     measured_s: float
-    about: Mapping[str, Any]
+    about: Mapping[str, str]
 
     @property
     def deployment(self) -> tuple[str, ...]:
         """Source, target, GPU and engine."""
-        return tuple(str(self.about[key]) for key in ("source", "target", "gpu", "engine"))
+        return tuple(self.about[key] for key in ("source", "target", "gpu", "engine"))
 
     @property
     def kind(self) -> tuple[str, ...]:
@@ -115,10 +122,15 @@ def passes(target: str, gpu: str, dtype: str, tp: int) -> Roofline:
     """Return a target's passes in the formats that a run states; InputError if they do not fit into memory."""
     model = find_architecture(target)
     formats = OF_MODELS.get(target) or (model.experts and OF_EXPERTS.get(dtype)) or FORMATS[dtype]
-    hardware = find_hardware(OTHER_GPUS.get(gpu, gpu))
-    if formats.get("activations") not in hardware.flops:
-        formats = {"weights": formats.get("weights")}
-    return Roofline(model, hardware, dtype=hardware.state_dtype, tensor_parallel=tp, **formats)
+    hardware = OTHER_GPUS.get(gpu) or find_hardware(gpu)
+    return Roofline(
+        model,
+        hardware,
+        dtype=hardware.state_dtype,
+        weights=formats.weights,
+        activations=formats.activations if formats.activations in hardware.flops else None,
+        tensor_parallel=tp,
+    )
 
 
 def steps() -> list[Case]:
@@ -129,7 +141,7 @@ def steps() -> list[Case]:
         model = passes(row["target"], row["gpu"], row["dtype"], int(row["tp"]))
         step = Term(model, tuple(model.operations(1, int(row["context"]), batch)))
         system = f"{row['gpu']}, {row['engine']}"
-        cases.append(Case(system, (step,), batch, MILLISECOND * float(row["step_ms"]), {**row, "batch": batch}))
+        cases.append(Case(system, (step,), batch, MILLISECOND * float(row["step_ms"]), row))
     return cases
 
 
@@ -141,7 +153,7 @@ def serving() -> tuple[list[Case], list[str]]:
             left_out.append("pipeline, data or expert parallelism")
             continue
         try:
-            case, used = served({str(key): value for key, value in row.items()})
+            case, used = served({str(key): str(value) for key, value in row.items()})
         except InputError:
             left_out.append("weights and cache do not fit, or heads cannot be shared")
             continue
@@ -153,22 +165,23 @@ def serving() -> tuple[list[Case], list[str]]:
     return credible, left_out + [reason] * (len(cases) - len(credible))
 
 
-def served(row: dict[str, Any]) -> tuple[Case, float]:
+def served(row: dict[str, str]) -> tuple[Case, float]:
     """Return the case of a row of serving.parquet, and the share of the GPUs' peak FLOP/s that its prompts need."""
     target, concurrency = MODELS[row["model"]], int(row["concurrency"])
     model = passes(target, row["gpu"], row["precision"], int(row["tp"]))
     length = INFERENCEX_LENGTH if row["source"] == "InferenceX" else 1.0
-    isl, osl = row["isl"] * length, row["osl"] * length
+    isl, osl = int(row["isl"]) * length, int(row["osl"]) * length
     decoding = BatchTokens.alike(concurrency, 1, isl + osl / 2)
     RooflineCost(model, find_drafter("prompt-lookup", model.model)).check_memory(decoding)
     both = [tuple(model.layers(model.model, tokens)) for tokens in (with_prompt(isl, decoding), decoding)]
     most_s, least_s = (sum(float(o.flops) / model.ceilings(o.products)[1] for o in operations) for operations in both)
-    request_s = MILLISECOND * (row["ttft_ms"] + osl * row["tpot_ms"])
+    token_ms = float(row["tpot_ms"])
+    request_s = MILLISECOND * (float(row["ttft_ms"]) + osl * token_ms)
     prompts = (concurrency - 1) / osl
     step = Term(model, tuple(model.batch_operations(decoding)))
     terms = step, Term(model, both[0], prompts, prompts=True), Term(model, both[1], -prompts, prompts=True)
-    about = {**row, "target": target, "batch": concurrency}
-    case = Case(f"{row['gpu']}, {row['engine']}", terms, concurrency, MILLISECOND * row["tpot_ms"], about)
+    about = {**row, "target": target}
+    case = Case(f"{row['gpu']}, {row['engine']}", terms, concurrency, MILLISECOND * token_ms, about)
     return case, concurrency * (most_s - least_s) / request_s
 
 
@@ -195,7 +208,7 @@ class Speculation:
     tree: bool
     acceptance: float
     measured: float
-    about: Mapping[str, Any]
+    about: Mapping[str, str]
 
     @property
     def deployment(self) -> str:

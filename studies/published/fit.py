@@ -84,14 +84,10 @@ class Cells:
         sequences = np.array([float(case.sequences) for case in cases])
         return cls(tuple(work), case_of.astype(np.int64), times, sequences, np.array(prompts, dtype=np.float64))
 
-    def operation_seconds(self, derating: Derating) -> Seconds:
-        """Predict the seconds of every operation [R]."""
-        return np.asarray(seconds_of(*self.work, (1.0, 1.0, 1.0), derating))
-
     def seconds(self, parameters: Parameters) -> Seconds:
         """Predict the seconds of every case [N]."""
         shares = 1 + self.prompts @ (np.array(parameters.prompt_shares) - 1)
-        of_operations = shares * self.times * self.operation_seconds(parameters.derating)
+        of_operations = shares * self.times * np.asarray(seconds_of(*self.work, (1.0, 1.0, 1.0), parameters.derating))
         passes_s: Seconds = np.bincount(self.case, of_operations, len(self.sequences))
         return passes_s + self.sequences * parameters.sequence_s
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares, minimize, nnls
@@ -66,7 +66,7 @@ NAMES = SHEET, HELD_OUT, HALVES, MODEL, TWO_RUNS = (
     "interpolated between two of its runs",
 )
 BEFORE = "before"  # errors of the previous preset on the same runs, from before.csv
-DEPLOYMENT = ("target", "gpu", "engine", "version", "precision", "isl", "osl", "batch", "source")
+DEPLOYMENT = ("target", "gpu", "engine", "version", "precision", "isl", "osl", "concurrency", "source")
 NEAR = 0.99  # a choice is right if it reaches this share of the best measured value
 MS, US = 1e3, 1e6
 FARTHEST = 0.4  # largest absolute log(measured / predicted) that counts in the mean of a system
@@ -128,6 +128,14 @@ class Prediction:
     def error(self, name: str) -> float:
         """Return the error in percent."""
         return 100 * (self.predicted[name] / self.measured - 1)
+
+
+class FittedPreset(NamedTuple):
+    """Shares of the ceilings, overheads in seconds by engine, and shares of prompts by engine, all rounded."""
+
+    derating: dict[str, float]
+    overheads: dict[str, dict[str, float]]
+    prompt_shares: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -244,7 +252,7 @@ class Study:
         return np.array([1 - own / max(self.runs[n].measured for n in group) for own, group in chosen])
 
     @cached_property
-    def preset(self) -> dict[str, Any]:
+    def preset(self) -> FittedPreset:
         """Return the preset as specsim/cost/roofline/engines.json has it."""
         names = [name + at for at in ("", AT_EARLY) for name in ENGINES]
         overheads = {
@@ -259,14 +267,14 @@ class Study:
         def rounded(part: Mapping[str, float]) -> dict[str, float]:
             return {key: float(f"{value:.{DIGITS}g}") for key, value in part.items() if value >= LEAST}
 
-        return {
-            "derating": rounded(asdict(self.parameters.derating)),
-            "overheads": {name: rounded(part) for name, part in overheads.items()},
-            "prompt_shares": rounded(shares),
-        }
+        return FittedPreset(
+            rounded(asdict(self.parameters.derating)),
+            {name: rounded(part) for name, part in overheads.items()},
+            rounded(shares),
+        )
 
     @cached_property
-    def errors(self) -> dict[str, Any]:
+    def errors_document(self) -> dict[str, Any]:
         """Return the content of specsim/cost/roofline/published_errors.json."""
         by_kind: dict[tuple[str, tuple[str, ...]], list[Prediction]] = {}
         for p in self.predictions:
@@ -309,22 +317,26 @@ class Study:
 
     def write(self, out: Path) -> None:
         """Write the preset and the errors by kind."""
-        write_json(self.preset, out / "preset.json")
-        write_json(self.errors, out / "errors.json")
+        write_json(self.preset._asdict(), out / "preset.json")
+        write_json(self.errors_document, out / "errors.json")
 
     def report(self) -> Report:
         """Return the report."""
         rows = [{"class": name, **errors_row(chosen)} for name, chosen in self.rows()]
         of, two = ({row["class"]: row[name] for row in rows} for name in (HELD_OUT, TWO_RUNS))
         before = {(row["what"], row["models"], row["system"]): float(row["error"]) for row in read_csv("before.csv")}
-        table = [system_row(*group, before) for group in by_system(self.predictions)]
+        table = [
+            {"what": what, "models": kind, "system": system, **errors_row(predictions)}
+            | {BEFORE: before.get((what, kind, system), float("nan"))}
+            for what, kind, system, predictions in by_system(self.predictions)
+        ]
         worst = max(table, key=lambda row: float(row[HELD_OUT]))
         changes = [(f"{row['what']}, {row['models']}, {row['system']}", row[BEFORE], row[HELD_OUT]) for row in table]
         changes.sort(key=lambda change: change[1] - change[2])
         worse = [f"{name} ({was:.0f} to {now:.0f} %)" for name, was, now in changes if now > was + WORSE]
         several, right, largest = self.fastest_parallelism()
         lost = [self.losses(experts=experts) for experts in (False, True)]
-        fixed, repeats = self.preset["derating"], self.repeats()
+        fixed, repeats = self.preset.derating, self.repeats()
         held = {what: np.mean([*shares.values()]) for what, shares in self.coverage.items()}
         return Report(
             question="How far are predicted times and speedups from what others published?",
@@ -366,7 +378,7 @@ class Study:
                 f"The preset: {fixed['memory']:g} of the memory bandwidth, {US * fixed['launch_s']:g} us a "
                 f"launch, {US * fixed['all_reduce_s']:g} us an all-reduce. Overhead in ms per "
                 "round, per draft step, and in addition per round with a tree: "
-                + "; ".join(overheads_text(*item) for item in self.preset["overheads"].items() if "@" not in item[0])
+                + "; ".join(overheads_text(*item) for item in self.preset.overheads.items() if "@" not in item[0])
                 + ". Releases before July 2025 have overheads of their own.",
                 "Coverage: 90 % intervals that are fitted without a system contain on average so many of its runs: "
                 + ", ".join(
@@ -433,7 +445,7 @@ def groups_of(predictions: Sequence[Prediction]) -> list[Runs]:
     ]
 
 
-def errors_row(predictions: Sequence[Prediction]) -> dict[str, Any]:
+def errors_row(predictions: Sequence[Prediction]) -> dict[str, float]:
     """Return the errors of a class."""
     systems = [p.system for p in predictions]
     errors = {name: summary(np.array([p.error(name) for p in predictions]), systems) for name in NAMES}
@@ -454,14 +466,6 @@ def by_system(predictions: Sequence[Prediction]) -> Iterator[tuple[str, str, str
         of.setdefault((p.what, kind, p.system), []).append(p)
     for (what, kind, system), group in sorted(of.items()):
         yield what, kind, system, group
-
-
-def system_row(
-    what: str, kind: str, system: str, predictions: Sequence[Prediction], before: Mapping[tuple[str, ...], float]
-) -> dict[str, Any]:
-    """Return a system's row of table.csv. before : the previous preset's median error by what, kind and system"""
-    row = {"what": what, "models": kind, "system": system, **errors_row(predictions)}
-    return {**row, BEFORE: before.get((what, kind, system), float("nan"))}
 
 
 def each(systems: Iterable[str]) -> list[set[str]]:
@@ -492,7 +496,7 @@ def on_two_points(cases: Sequence[Case], predicted: Seconds) -> Seconds:
     """
     calibrated: Seconds = np.full(len(cases), np.nan)
     for group in groups(cases, ("target", "gpu", "engine", "version", "precision", "tp")):
-        of_group = sorted(group, key=lambda number: (cases[number].about["batch"], predicted[number]))
+        of_group = sorted(group, key=lambda number: (cases[number].sequences, predicted[number]))
         if len(of_group) < 3 or predicted[of_group[0]] == predicted[of_group[-1]]:
             continue
         ends = [of_group[0], of_group[-1]]
@@ -504,9 +508,9 @@ def on_two_points(cases: Sequence[Case], predicted: Seconds) -> Seconds:
 
 def groups(cases: Sequence[Case], keys: Sequence[str]) -> list[list[int]]:
     """Return the indices of cases, grouped by the values of `keys`."""
-    of: dict[tuple[Any, ...], list[int]] = {}
+    of: dict[tuple[str | None, ...], list[int]] = {}
     for number, case in enumerate(cases):
-        of.setdefault(tuple(str(case.about.get(key)) for key in keys), []).append(number)
+        of.setdefault(tuple(case.about.get(key) for key in keys), []).append(number)
     return [*of.values()]
 
 

@@ -32,7 +32,7 @@ from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.config import ModelConfig
 from specsim.cost.roofline.cost import Covered, Overheads, RooflineCost, find_drafter
 from specsim.cost.roofline.formats import find_format, stored_weights
-from specsim.cost.roofline.hardware import Derating, find_hardware, on_links
+from specsim.cost.roofline.hardware import Derating, Hardware, find_hardware, on_links
 from specsim.cost.roofline.passes import Roofline
 from specsim.io.errors import InputError
 from specsim.io.json import from_keys
@@ -72,7 +72,7 @@ class RooflineForm:
             weights = find_format(weights)
         target = Roofline(
             find_architecture(model),
-            find_hardware(self.hardware),
+            find_hardware(self.hardware) if isinstance(self.hardware, str) else Hardware.from_json(self.hardware),
             dtype=find_format(self.dtype),
             weights=weights,
             tensor_parallel=self.tensor_parallel,

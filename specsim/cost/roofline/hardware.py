@@ -77,6 +77,13 @@ class Hardware:
     source: str = ""
     date: str = ""
 
+    @classmethod
+    def from_json(cls, keys: Mapping[str, Any]) -> Hardware:
+        """Read ceilings that a person wrote down; InputError where they are malformed."""
+        if "name" in keys:
+            check_keys(keys, {field.name for field in fields(cls)} - {"name"}, "hardware")
+        return from_keys({"name": keys.get("title") or "inline", **keys}, cls, "hardware", INVALID)
+
     def __post_init__(self) -> None:
         ceilings = {"memory_bytes_s": self.memory_bytes_s, **self.flops}
         for name, value in ceilings.items():
@@ -164,19 +171,14 @@ def known_hardware() -> dict[str, Hardware]:
     }
 
 
-def find_hardware(hardware: str | Mapping[str, Any]) -> Hardware:
-    """Find a device by its name, also as nvidia-smi prints it, or read its ceilings.
+def find_hardware(hardware: str) -> Hardware:
+    """Find a device by its name, also as nvidia-smi prints it.
 
     >>> find_hardware("NVIDIA GeForce RTX 4090").name
     'rtx-4090'
     """
-    if isinstance(hardware, str):
-        known, several = [*known_hardware()], SEVERAL.fullmatch(hardware.strip())
-        if several and find_name("GPU", several["name"], known):
-            name, count = find_name("GPU", several["name"], known), several["count"]
-            raise InputError(f"{hardware!r} is {count} GPUs; if all share every layer, give --gpu {name} --tp {count}")
-        return known_hardware()[known_name("GPU", hardware, known, other=OTHER_GPU)]
-    keys = {"name": hardware.get("title") or "inline", **hardware} if isinstance(hardware, Mapping) else hardware
-    if "name" in hardware:
-        check_keys(hardware, {field.name for field in fields(Hardware)} - {"name"}, "hardware")
-    return from_keys(keys, Hardware, "hardware", INVALID)
+    known, several = [*known_hardware()], SEVERAL.fullmatch(hardware.strip())
+    if several and (name := find_name("GPU", several["name"], known)):
+        count = several["count"]
+        raise InputError(f"{hardware!r} is {count} GPUs; if all share every layer, give --gpu {name} --tp {count}")
+    return known_hardware()[known_name("GPU", hardware, known, other=OTHER_GPU)]

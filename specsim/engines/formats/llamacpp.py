@@ -220,10 +220,11 @@ def _of_rounds(log: Log, version: str, skipped: Skipped) -> ImportedRecords:
 
 def _of_statistics(log: Log, sums_only: ImportedRecords) -> ImportedRecords:
     """The last line of each process, which counts everything since its start; drafters of a chain are added."""
-    last = {
-        name: [line for line, following in zip(lines, [*lines[1:], None], strict=True) if _is_last(line, following)]
+    last = {  # before counts begin anew
+        name: [line for line, next_ in zip(lines, [*lines[1:], None], strict=True)
+               if next_ is None or next_.drafts < line.drafts]
         for name, lines in log.statistics.items()
-    }
+    }  # fmt: skip
     lines = [line for own in last.values() for line in own if line.drafted]
     drafts, drafted, accepted = (sum(column) for column in zip(*(line[:3] for line in lines), strict=True))
     used = {name: own for name, own in last.items() if any(line.drafted for line in own)}
@@ -246,11 +247,6 @@ def _of_statistics(log: Log, sums_only: ImportedRecords) -> ImportedRecords:
     if any(not line.rates for line in lines):
         return known
     return _with_counters([_part(line) for line in lines], known)
-
-
-def _is_last(line: Statistics, following: Statistics | None) -> bool:
-    """Whether a process ended after this line, as counts begin anew."""
-    return following is None or following.drafts < line.drafts
 
 
 def _with_counters(parts: Sequence[rates.Part], sums_only: ImportedRecords) -> ImportedRecords:

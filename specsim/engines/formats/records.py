@@ -106,7 +106,8 @@ class ImportedRecords(Result):
 
     def __post_init__(self) -> None:
         if not self.definition:
-            object.__setattr__(self, "definition", definition_of(self.engine))
+            own = (number for number in DEFINITIONS if number.engine == self.engine)
+            object.__setattr__(self, "definition", "; ".join(f"{number.printed} = {number.formula}" for number in own))
         if isinstance(self.source, Trace):
             return
         rounds, drafted, accepted = self.counted
@@ -197,11 +198,6 @@ def check_output(rounds: int, accepted: int, output: int, k: int, requests: int 
             f"{where}{rounds:,} rounds with {accepted:,} accepted tokens emit {rounds + accepted:,}, more than the "
             f"{output:,} output tokens; the counts are of different runs: export them together"
         )
-
-
-def definition_of(engine: str) -> str:
-    """The meaning of an engine's numbers, in words."""
-    return "; ".join(f"{number.printed} = {number.formula}" for number in DEFINITIONS if number.engine == engine)
 
 
 def origin(imported: ImportedRecords) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numba as nb
 
@@ -62,7 +62,7 @@ class BetaTS(ChainPolicy):
     carry: bool = setting(False, 0, 1, doc="keep the posterior from sequence to sequence")
     max_draft_tokens: int = setting(16, 1, 256, bounds="depth", doc="longest draft in tokens")
 
-    PRIORS: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    PRIORS: ClassVar[Mapping[str, Mapping[str, float]]] = {
         "weak": {"alpha0": 1.0, "beta0": 1.0},
         "strong": {"alpha0": 1140.0, "beta0": 360.0},
     }

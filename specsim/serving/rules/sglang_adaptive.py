@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +15,6 @@ from specsim.policy.base import Settings, parse_settings, setting
 from specsim.serving.draft_length import DraftLengthRule, DraftRounds, Running
 from specsim.trace.trace import Trace
 
-# SGLang 0.5.23's own, in the form of its --speculative-adaptive-config.
-DEFAULT: dict[str, Any] = {
-    "1": {"candidate_steps": [1, 3, 5, 7]},
-    "8": {"candidate_steps": [0, 1, 3], "down_hysteresis": 0.0},
-    "32": {"candidate_steps": [0, 1], "down_hysteresis": 0.0},
-    "64": {"candidate_steps": [0], "down_hysteresis": 0.0},
-}
 EXAMPLE = 'give such as {"1": {"candidate_steps": [1, 3, 7]}, "32": {"candidate_steps": [0, 1]}}'
 
 
@@ -36,6 +28,64 @@ class Constants(NamedTuple):
     up_hysteresis: float = 0.0
     down_hysteresis: float = -0.25
     ceiling_coeff: float = 0.0
+
+
+class StepsConfig(NamedTuple):
+    """SGLang's --speculative-adaptive-config.
+
+    by_size : by the smallest batch that they apply to; constants : of all batches, by SGLang's names
+    """
+
+    by_size: dict[int, Constants]
+    constants: dict[str, float]
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], name: str, least: int) -> StepsConfig:
+        """Read the parsed file; InputError unless it lists values of K by batch size. least : smallest valid K"""
+        sizes = sorted(int(key) for key in document if key.isdigit())
+        lists = [document[str(size)].get("candidate_steps") for size in sizes]
+        if not lists or not all(
+            isinstance(each, list) and each and all(type(k) is int and k >= least for k in each) for each in lists
+        ):
+            raise InputError(f"{name}: config has no candidate_steps, a list of K, by batch size; {EXAMPLE}")
+        by_size = {}
+        for size in sizes:
+            given = {**document, **document[str(size)]}
+            by_size[size] = Constants(**{key: given[key] for key in Constants._fields if key in given})
+        return cls(by_size, {key: value for key, value in document.items() if not key.isdigit()})
+
+    @classmethod
+    def of_settings(cls, name: str, settings: Settings, default: StepsConfig, depth: int, least: int) -> StepsConfig:
+        """The configuration that a rule's settings give, maybe as a file; the default is limited to K <= depth."""
+        config = settings.get("config")
+        if config is None:
+            steps = {size: [k for k in own.candidate_steps if k <= depth] for size, own in default.by_size.items()}
+            by_size = {size: own._replace(candidate_steps=steps[size]) for size, own in default.by_size.items()}
+            return cls(by_size, default.constants)
+        if not isinstance(config, Mapping):
+            config = read_json(Path(config), f"{name}: config {config}", dict, missing=EXAMPLE, invalid=EXAMPLE)
+        return cls.from_json(config, name, least)
+
+    @property
+    def candidates(self) -> dict[int, list[int]]:
+        """The values of K to choose from, by the smallest batch that they apply to."""
+        return {size: sorted(set(own.candidate_steps)) for size, own in self.by_size.items()}
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return max(max(own.candidate_steps) for own in self.by_size.values())
+
+
+# SGLang 0.5.23's own.
+DEFAULT = StepsConfig(
+    {
+        1: Constants([1, 3, 5, 7]),
+        8: Constants([0, 1, 3], down_hysteresis=0.0),
+        32: Constants([0, 1], down_hysteresis=0.0),
+        64: Constants([0], down_hysteresis=0.0),
+    },
+    {},
+)
 
 
 class Slot(NamedTuple):
@@ -54,36 +104,27 @@ class SGLangAdaptive(DraftLengthRule):
     `down_hysteresis`, or else rises while it exceeds K less 0.5 plus `up_hysteresis`. A slot at K = 0 tries its next
     candidate at the next such moment.
 
-    config : candidates and constants by the least batch size, as SGLang's file has them
+    config : candidates and constants by the least batch size
     """
 
-    config: Mapping[str, Any] = dataclasses.field(default_factory=lambda: DEFAULT)
+    config: StepsConfig = DEFAULT
     initial_steps: int = setting(3, 0, 255, doc="K at first, if it is a candidate: --speculative-num-steps")
 
     name = "sglang_adaptive"
     source = "SGLang 0.5.23, --speculative-adaptive: srt/speculative/adaptive_spec_params.py"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_config(self.name, self.config, 0)
-
     @classmethod
     def fit(cls, settings: Settings, train: Trace, cost: BatchCost) -> Self:
-        config, values = read_config(cls.name, settings, DEFAULT, train.depth)
-        return cls(config, **parse_settings(cls, values))
+        config = StepsConfig.of_settings(cls.name, settings, DEFAULT, train.depth, 0)
+        return cls(config, **parse_settings(cls, {key: settings[key] for key in settings if key != "config"}))
 
     @property
     def max_draft_tokens(self) -> int:
-        return max(max(steps) for steps in candidates(self.config).values())
-
-    def constants(self, size: int) -> Constants:
-        """Candidates and constants at a batch size."""
-        given = {**self.config, **self.config[str(size)]}
-        return Constants(**{key: given[key] for key in Constants._fields if key in given})
+        return self.config.max_draft_tokens
 
     def initial_state(self) -> dict[int, Slot]:
         slots = {}
-        for size, steps in candidates(self.config).items():
+        for size, steps in self.config.candidates.items():
             first = self.initial_steps if self.initial_steps in steps else steps[len(steps) // 2]
             slots[size] = Slot(first, first - 1.0, 0)
         return slots
@@ -93,7 +134,7 @@ class SGLangAdaptive(DraftLengthRule):
 
     def update(self, state: dict[int, Slot], running: Running, rounds: DraftRounds) -> dict[int, Slot]:
         size = padded_batch(state, running.sequences)
-        slot, constants = state[size], self.constants(size)
+        slot, constants = state[size], self.config.by_size[size]
         accepted, batches = slot.accepted, slot.batches + 1
         if slot.steps > 0:
             alpha = constants.ema_alpha
@@ -126,38 +167,7 @@ def moved(steps: int, accepted: float, constants: Constants) -> tuple[int, float
     return among[place], accepted
 
 
-def candidates(config: Mapping[str, Any]) -> dict[int, list[int]]:
-    """The values of K to choose from, by the smallest batch that they apply to."""
-    sizes = sorted(int(key) for key in config if key.isdigit())
-    return {size: sorted(set(config[str(size)]["candidate_steps"])) for size in sizes}
-
-
-def check_config(name: str, config: Mapping[str, Any], least: int) -> None:
-    """Raise InputError unless the configuration lists values of K by batch size. least : smallest valid K"""
-    lists = [config[key].get("candidate_steps") for key in config if key.isdigit()]
-    if not lists or not all(
-        isinstance(each, list) and each and all(type(k) is int and k >= least for k in each) for each in lists
-    ):
-        raise InputError(f"{name}: config has no candidate_steps, a list of K, by batch size; {EXAMPLE}")
-
-
-def read_config(
-    name: str, settings: Settings, default: Mapping[str, Any], depth: int
-) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """Return the configuration and the other settings. It may be a file; the default is limited to K <= depth."""
-    values = dict(settings)
-    config = values.pop("config", default)
-    if not isinstance(config, Mapping):
-        config = read_json(Path(config), f"{name}: config {config}", dict, missing=EXAMPLE, invalid=EXAMPLE)
-    shallow = {key: _within(entry, depth) for key, entry in config.items()} if config is default else config
-    return shallow, values
-
-
 def padded_batch(sizes: Collection[int], sequences: int) -> int:
     """The largest of these sizes up to the batch padded to its CUDA graph; the smallest if all are larger."""
     batch = float(captured_size(sequences, SEQUENCES))
     return max((size for size in sizes if size <= batch), default=min(sizes))
-
-
-def _within(entry: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    return {**entry, "candidate_steps": [k for k in entry["candidate_steps"] if k <= depth]}

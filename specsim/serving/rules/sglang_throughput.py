@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -12,10 +11,10 @@ import numpy as np
 from specsim.cost.batches import SEQUENCES, BatchCost, captured_size
 from specsim.policy.base import Settings, parse_settings, setting
 from specsim.serving.draft_length import DraftRounds, PricedRule, Running
-from specsim.serving.rules.sglang_adaptive import candidates, check_config, padded_batch, read_config
+from specsim.serving.rules.sglang_adaptive import Constants, StepsConfig, padded_batch
 from specsim.trace.trace import Trace
 
-DEFAULT: dict[str, Any] = {"1": {"candidate_steps": [1, 3, 5, 7]}}
+DEFAULT = StepsConfig({1: Constants([1, 3, 5, 7])}, {})
 CONSTANTS = {"window_size": 20, "update_interval": 5, "switch_hysteresis": 0.1, "profile_run_seq_len": 128}
 
 
@@ -36,10 +35,10 @@ class ThroughputAware(PricedRule):
     from a profile at start-up, at `profile_run_seq_len` cached tokens. Every `update_interval` steps, if all windows
     are full, K changes if another one is expected to be faster by more than `switch_hysteresis`. K is never 0.
 
-    config : candidates by the smallest batch that they apply to, and constants, as in SGLang's file
+    config : candidates by the smallest batch that they apply to, and constants
     """
 
-    config: Mapping[str, Any] = dataclasses.field(default_factory=lambda: DEFAULT)
+    config: StepsConfig = DEFAULT
     initial_steps: int = setting(3, 1, 255, doc="K at first, if it is a candidate: --speculative-num-steps")
 
     name = "sglang_throughput"
@@ -47,29 +46,25 @@ class ThroughputAware(PricedRule):
         'SGLang, "strategy": "throughput_aware": srt/speculative/throughput_aware_spec_params.py (pull request 28045)'
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_config(self.name, self.config, 1)
-
     @classmethod
     def fit(cls, settings: Settings, train: Trace, cost: BatchCost) -> Self:
-        config, values = read_config(cls.name, settings, DEFAULT, train.depth)
-        return cls(cost, config, **parse_settings(cls, values))
+        config = StepsConfig.of_settings(cls.name, settings, DEFAULT, train.depth, 1)
+        return cls(cost, config, **parse_settings(cls, {key: settings[key] for key in settings if key != "config"}))
 
     @property
     def max_draft_tokens(self) -> int:
-        return max(max(steps) for steps in candidates(self.config).values())
+        return self.config.max_draft_tokens
 
     def constant(self, name: str) -> Any:
-        return self.config.get(name, CONSTANTS[name])
+        return self.config.constants.get(name, CONSTANTS[name])
 
     def at(self, sequences: int) -> list[int]:
         """Candidate values of K at a batch size."""
-        by_size = candidates(self.config)
+        by_size = self.config.candidates
         return by_size[padded_batch(by_size, sequences)]
 
     def initial_state(self) -> Seen:
-        everywhere = {k for steps in candidates(self.config).values() for k in steps}
+        everywhere = {k for steps in self.config.candidates.values() for k in steps}
         first = self.at(1)
         steps = self.initial_steps if self.initial_steps in everywhere else first[len(first) // 2]
         return Seen(steps, 0, ((),) * self.max_draft_tokens)

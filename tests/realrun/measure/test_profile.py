@@ -464,7 +464,7 @@ def test_a_profile_with_a_probe_is_the_profile_that_the_machine_would_have_now(m
     with monkeypatch.context() as patch:
         time_passes(patch, loaded)
         after, second = read_cost(profile(tiny_pair(), **how)), probe(tiny_pair(), contexts=[20], limit_s=0)
-    now = with_probe(before, second)
+    now = with_probe(before, MachineProbe.from_json(second))
     for n in range(1, 8):
         np.testing.assert_allclose(now.verify(n, PROBED), after.verify(n, PROBED), rtol=0.01)
     np.testing.assert_allclose(now.autoregressive_step(PROBED), after.autoregressive_step(PROBED), rtol=0.01)
@@ -502,7 +502,7 @@ def test_the_commands_probe_and_calibrate(tmp_path: Path) -> None:
     assert shown.out.count("\n") == 1 and "decoding step" in shown.out
     files = [tmp_path / "profile.json", tmp_path / "probe.json"]
     now = json_of(call("specsim", "cost", "calibrate", *files, "--out", tmp_path / "now.json", "--json"))
-    expected = with_probe(read_cost(files[0]), document)
+    expected = with_probe(read_cost(files[0]), MachineProbe.from_json(document))
     written = read_cost(tmp_path / "now.json")
     for n in (1, 3, 5):
         np.testing.assert_allclose(written.verify(n, [8, 25, 40]), expected.verify(n, [8, 25, 40]))

@@ -21,7 +21,7 @@ import specsim
 from specsim.acceptance.generate import generate
 from specsim.acceptance.models import IID
 from specsim.compare import sweep as sweeping
-from specsim.compare.sweep import Cell, Configuration, Swept, configurations_of, sweep, sweep_job, write_sweep
+from specsim.compare.sweep import Cell, Configuration, Swept, configurations_of, sweep, sweep_job_as_dict, write_sweep
 from specsim.cost.files import read_cost
 from specsim.io.errors import InputError
 from specsim.io.workers import Workers
@@ -86,11 +86,11 @@ def test_progress_counts_replays_of_all_cells(traces: list[Path]) -> None:
 
 
 def test_what_a_trace_cannot_serve_is_told(traces: list[Path]) -> None:
-    deep: list[Configuration] = [("fixed_k", {"k": 5}), ("fixed_k", {"k": 2}), ("pct", {})]
+    deep = [Configuration("fixed_k", {"k": 5}), Configuration("fixed_k", {"k": 2}), Configuration("pct", {})]
     swept = sweep(cells_of(traces)[::3], deep, HERE)
     assert (swept.tuning > 0).tolist() == [[True, True, False], [False, True, False]]
     assert "needs recorded trees" in swept.reasons[0] and swept.best[1].configuration == 1
-    nothing = sweep(cells_of(traces)[:1], [("pct", {})], HERE)
+    nothing = sweep(cells_of(traces)[:1], [Configuration("pct", {})], HERE)
     assert nothing.best == [None] and nothing.as_dict()["cells"][0]["refused"] == 1
 
 
@@ -182,13 +182,13 @@ def test_what_decides_a_sweep_names_its_study(traces: list[Path], tmp_path: Path
     """A trace or a cost that was changed under its name is another sweep's."""
     changed = Path(shutil.copytree(traces[0], tmp_path / "often"))
     cells = [Cell(str(changed), COSTS[0], read_cost(COSTS[0]))]
-    before = sweep_job(cells, points())
-    assert before == sweep_job(cells, points())
+    before = sweep_job_as_dict(cells, points())
+    assert before == sweep_job_as_dict(cells, points())
     priced = [dataclasses.replace(cells[0], cost=read_cost(COSTS[1]))]
-    assert sweep_job(priced, points())["costs"] != before["costs"]
+    assert sweep_job_as_dict(priced, points())["costs"] != before["costs"]
     shutil.rmtree(changed)
     write_trace(generate(IID(0.9), sequences=6, output_tokens=30, depth=6, seed=1), changed)
-    assert sweep_job(cells, points())["traces"] != before["traces"]
+    assert sweep_job_as_dict(cells, points())["traces"] != before["traces"]
 
 
 def test_what_cannot_be_swept_is_refused_in_one_line(traces: list[Path], tmp_path: Path) -> None:

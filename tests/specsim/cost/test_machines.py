@@ -10,7 +10,7 @@ import pytest
 from specsim.cost.calibrate import data_sheet_document
 from specsim.cost.files import read_cost
 from specsim.cost.roofline.cost import RooflineCost
-from specsim.cost.roofline.hardware import find_hardware, known_hardware
+from specsim.cost.roofline.hardware import Hardware, find_hardware, known_hardware
 from specsim.engines.advise import advise
 from tests.support.checks import refusal
 from tests.support.commands import call, json_of
@@ -176,5 +176,5 @@ def test_the_output_head_of_a_gguf_file_is_quantized_too() -> None:
 
 def test_shares_of_reread_out_of_range_are_refused() -> None:
     sheet = {"memory_bytes_s": 1e11, "flops": {"float16": 1e13}, "reread": [0.1, 2]}
-    refusal(lambda: find_hardware(sheet), "reread=[0.1, 2.0]; give two shares of 0 to 1")
+    refusal(lambda: Hardware.from_json(sheet), "reread=[0.1, 2.0]; give two shares of 0 to 1")
     assert sum(any(device.reread) for device in known_hardware().values()) == 2

@@ -133,7 +133,7 @@ def same_costs(cost: Any, expected: Any, rtol: float) -> None:
 def test_an_idle_machines_profile_with_a_loaded_machines_probe_is_the_loaded_machines(noisy: bool, rtol: float) -> None:
     """The probe's contexts are none of the profile's. Trees of 6 tokens lie between measured sizes of two factors."""
     probe = probe_of(True, np.random.default_rng(2) if noisy else None, sweeps=40)
-    now, expected = with_probe(read_cost(machine()), probe), read_cost(machine(state=True))
+    now, expected = with_probe(read_cost(machine()), Probe.from_json(probe)), read_cost(machine(state=True))
     same_costs(now, expected, rtol)
     assert specsim.calibrate(machine(), probe).verify(3, 100) == now.verify(3, 100)
 
@@ -141,7 +141,7 @@ def test_an_idle_machines_profile_with_a_loaded_machines_probe_is_the_loaded_mac
 def test_a_written_profile_is_read_as_it_was_rescaled() -> None:
     probe = probe_of(True)
     document = probed_document({**machine(), "median_s": machine()["mean_s"]}, probe, {"probe": "of today"})
-    same_costs(read_cost(document), with_probe(read_cost(machine()), probe), 1e-12)
+    same_costs(read_cost(document), with_probe(read_cost(machine()), Probe.from_json(probe)), 1e-12)
     assert document["probed"]["probe"] == "of today" and "median_s" not in document
     assert document["probed"]["passes"] == pytest.approx(PASSES, rel=1e-6)
 
@@ -186,7 +186,7 @@ def test_parts_are_named_and_ordered() -> None:
 @pytest.mark.parametrize("contexts", [[16, 64], [64, 600]])
 def test_a_probe_outside_the_profile_is_refused(contexts: list[int]) -> None:
     with pytest.raises(InputError, match="probe with `realrun probe --contexts 32,512`"):
-        with_probe(read_cost(machine()), probe_of(True, contexts=contexts))
+        with_probe(read_cost(machine()), Probe.from_json(probe_of(True, contexts=contexts)))
 
 
 def edited(**changed: Any) -> Mapping[str, Any]:
@@ -206,7 +206,7 @@ def edited(**changed: Any) -> Mapping[str, Any]:
     ],
 )
 def test_a_malformed_probe_is_refused(broken: dict[str, Any]) -> None:
-    refusal(lambda: with_probe(read_cost(machine()), edited(**broken)), "probe again")
+    refusal(lambda: Probe.from_json(edited(**broken)), "probe again")
 
 
 def test_probes_of_other_pairs_and_other_costs_are_refused() -> None:
@@ -214,7 +214,7 @@ def test_probes_of_other_pairs_and_other_costs_are_refused() -> None:
     refusal(lambda: changes(probe_of(True), probe_of(True, contexts=[64, 128])), "differ in their contexts")
     refusal(lambda: read_cost(probe_of(True)), "is a probe; rescale a profile")
     with pytest.raises(TypeError, match="expected a profile"):
-        with_probe(specsim.ConstantCost(s_d=0.001, s_t=0.01), probe_of(True))
+        with_probe(specsim.ConstantCost(s_d=0.001, s_t=0.01), Probe.from_json(probe_of(True)))
 
 
 @pytest.mark.parametrize("key", ["dtype", "threads", "kernels", "clock"])
@@ -241,6 +241,6 @@ def test_a_drafter_without_draft_steps_keeps_its_overheads() -> None:
     profile, probe = machine(), probe_of(True)
     profile["mean_s"]["draft_step"] = [[0.0] * 3] * DEPTH
     probe["mean_s"]["draft_step"], probe["relative_half_width"]["draft_step"] = [[0.0, 0.0]], None
-    now = with_probe(read_cost(profile), probe)
+    now = with_probe(read_cost(profile), Probe.from_json(probe))
     assert now.policy_step() == profile["mean_s"]["policy_step"] and float(now.draft(2, 64)) == 0.0
     assert float(now.verify(2, 64)) == pytest.approx(pass_s(2, 64, True))

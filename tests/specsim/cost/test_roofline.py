@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specsim.compare.hardware import Change, changes
 from specsim.cost.batches import BatchTokens
 from specsim.cost.files import read_cost
 from specsim.cost.roofline import architecture, cost, hardware, passes, shape
 from specsim.cost.roofline.architecture import find_architecture, public_shapes
 from specsim.cost.roofline.config import ModelConfig
-from specsim.cost.roofline.constants import Change, changes
 from specsim.cost.roofline.cost import Overheads, RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import Derating, Hardware, find_hardware, known_hardware
 from specsim.cost.roofline.passes import Operation, Roofline
@@ -201,7 +201,7 @@ def test_every_device_has_its_source_and_no_ceiling_that_is_not_printed() -> Non
         (lambda: llama_7b_layer(tensor_parallel=3), "3 devices cannot share the 32 heads"),
         (lambda: Experts(4, 2, 8, probs=(0.5, 0.5, 0.5, 0.1)), "sum to 1.6, a token goes to 2 experts"),
         (lambda: Experts(4, 5, 8), "5 experts a token of 4"),
-        (lambda: find_hardware({"flops": {}}), "is malformed (Object missing required field `memory_bytes_s`)"),
+        (lambda: Hardware.from_json({"flops": {}}), "is malformed (Object missing required field `memory_bytes_s`)"),
         (lambda: Derating(memory=1.5), "derating: memory=1.5; give above 0, at most 1"),
         (lambda: find_drafter({"kind": "eesd", "layers": 32}, find_architecture("llama-2-7b")), "give 1 to 31"),
         (lambda: find_drafter({"kind": "eesd", "depth": 3}, find_architecture("llama-2-7b")), "is unknown; give a"),

@@ -219,10 +219,10 @@ def test_counts_of_a_replay() -> None:
     run = as_engine(generate(IID(1.0), sequences=3, output_tokens=30, depth=4), CONVENTIONS["llamacpp"])
     counts = engine_counts(PricedTrace(run.trace, COST), FixedK(4), CONVENTIONS["llamacpp"])
     # 29 tokens by rounds: five of 5, then 4 tokens, of which 3 are drafted.
-    assert counts["num_drafts"] == 18 and counts["num_draft_tokens"] == counts["num_accepted_tokens"] == 3 * 23
-    assert counts["accepted_per_position"] == [18, 18, 18, 15]
-    assert counts["printed"]["draft acceptance"] == 1.0
-    assert counts["printed"]["mean len, #mean acc len"] == pytest.approx(1 + 23 / 6)
+    assert counts.num_drafts == 18 and counts.num_draft_tokens == counts.num_accepted_tokens == 3 * 23
+    assert counts.accepted_per_position == [18, 18, 18, 15]
+    assert counts.printed["draft acceptance"] == 1.0
+    assert counts.printed["mean len, #mean acc len"] == pytest.approx(1 + 23 / 6)
 
 
 def test_a_limit_below_one_and_an_unknown_engine_are_refused() -> None:

@@ -24,7 +24,7 @@ from specsim.policy.registry import NAMED
 from specsim.policy.user_file import check_policy
 from specsim.replaying.checks import check_replayable, unsupported_reason
 from specsim.serving.drafts import drafts_of
-from specsim.serving.policies import fit_policies
+from specsim.serving.serve import fit_policies
 from tests.specsim.policy.test_policy import settings_of, traced
 from tests.support.acceptance_examples import difficulty
 from tests.support.serving_costs import COST

@@ -41,15 +41,15 @@ from specsim.serving.draft_length import (
 )
 from specsim.serving.drafts import Arm, drafts_of
 from specsim.serving.lockstep import Lockstep, lockstep
-from specsim.serving.policies import fit_policies
 from specsim.serving.rules.budget import Budget
 from specsim.serving.rules.dspark import DSpark
 from specsim.serving.rules.oracle import Oracle
 from specsim.serving.rules.registry import RULES, find_rule
-from specsim.serving.rules.sglang_adaptive import SGLangAdaptive, moved
+from specsim.serving.rules.sglang_adaptive import SGLangAdaptive, StepsConfig, moved
 from specsim.serving.rules.sglang_throughput import ThroughputAware, expected_rates
 from specsim.serving.rules.survival import Survival, fit_survival
 from specsim.serving.rules.value import hand_out
+from specsim.serving.serve import fit_policies
 from specsim.trace.files import read_plain_trace
 from specsim.trace.trace import Trace
 from tests.support.acceptance_examples import difficulty
@@ -137,14 +137,14 @@ def test_dspark_plans_by_the_drafts_of_the_step_before() -> None:
 
 
 def test_sglang_moves_between_candidates_as_its_source_does() -> None:
-    constants = SGLangAdaptive().constants(1)  # 1, 3, 5, 7; down -0.25, up 0
+    constants = SGLangAdaptive().config.by_size[1]  # 1, 3, 5, 7; down -0.25, up 0
     assert moved(3, 0.25, constants)[0] == 1  # at most 1 - 0.5 - 0.25
     assert moved(3, 0.26, constants)[0] == 3
     assert moved(3, 2.5, constants)[0] == 3  # not above 3 - 0.5
     assert moved(3, 2.51, constants)[0] == 5
     assert moved(3, 4.6, constants)[0] == 7  # above 4.5 as well
     assert moved(7, 0.1, constants)[0] == 1  # past all
-    at_eight = SGLangAdaptive().constants(8)  # 0, 1, 3; no hysteresis
+    at_eight = SGLangAdaptive().config.by_size[8]  # 0, 1, 3; no hysteresis
     assert moved(1, 0.5, at_eight)[0] == 0 and moved(1, 0.51, at_eight)[0] == 3
     assert moved(0, -1.0, at_eight) == (1, 0.0)  # tries again, from that step's neutral average
     assert moved(0, 0.2, at_eight) == (1, 0.2)
@@ -191,13 +191,15 @@ def test_sglang_decides_as_its_own_class_did() -> None:
 @pytest.mark.parametrize(("batch", "steps"), [(30, 1), (31, 0), (32, 0), (60, 0), (61, 2), (64, 2)])
 def test_sglang_pads_a_batch_before_it_looks_its_slot_up(batch: int, steps: int) -> None:
     """Captured sizes are 28, 30, 32 and 56, 60, 64: its adaptive_step_router.py takes the next larger one."""
-    rule = SGLangAdaptive({str(n): {"candidate_steps": [k]} for n, k in ((1, 1), (32, 0), (64, 2))})
+    document = {str(n): {"candidate_steps": [k]} for n, k in ((1, 1), (32, 0), (64, 2))}
+    rule = SGLangAdaptive(StepsConfig.from_json(document, "given", 0))
     assert rule.choose(rule.initial_state(), running([100] * batch)) == steps
 
 
 def test_sglang_by_throughput_reconsiders_when_its_windows_are_full() -> None:
     # A verified token 1 ms of 11, a draft pass 1 ms: steps of one request take 11 + 2 K ms, 13 and 17 of K = 1 and 3.
-    config = {"1": {"candidate_steps": [1, 3]}, "window_size": 2, "update_interval": 1}
+    document = {"1": {"candidate_steps": [1, 3]}, "window_size": 2, "update_interval": 1}
+    config = StepsConfig.from_json(document, "given", 1)
     rule, one = ThroughputAware(TEN_MS, config, initial_steps=1), running([100])
     state = rule.initial_state()
     chosen = []
@@ -507,7 +509,8 @@ def test_a_users_own_rule(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     trace = generate(IID(0.7), sequences=4, output_tokens=8, depth=3)
     refusal(lambda: fit_policies(trace, COST, [("budget", {})], tuning_share=0.5, seed=0), "no drafter confidence")
-    refusal(lambda: SGLangAdaptive({"1": {"candidate_steps": [-1]}}), "candidate_steps", "give such as")
+    wrong = {"1": {"candidate_steps": [-1]}}
+    refusal(lambda: StepsConfig.from_json(wrong, "sglang_adaptive", 0), "candidate_steps", "give such as")
     refusal(lambda: find_rule("nonsense"), "unknown policy 'nonsense'", "budget")
     refusal(
         lambda: fit_policies(trace, COST, [("turbospec", {"k": 3})], tuning_share=0.5, seed=0),
