@@ -8,6 +8,7 @@ more than the position in the draft.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -103,10 +104,13 @@ def adaptive_verification(
     ]
     best = int(np.argmax(fixed))
 
+    @cache
+    def rule(k: int, profile: int) -> AdaptiveVerification:
+        return AdaptiveVerification(priced, max_draft_tokens=k, profile_context=profile)
+
     def gain(k: int, profile: int, chance: FloatArray) -> float:
         """Relative gain over the best fixed K, in steps with these acceptance probabilities [T, R, D]."""
-        rule = AdaptiveVerification(priced, max_draft_tokens=k, profile_context=profile)
-        verified, tokens = _steps(rule, chance[..., :k])
+        verified, tokens = _steps(rule(k, profile), chance[..., :k])
         fixed_tokens = np.asarray(1 + np.cumprod(chance[..., :best], axis=2).sum(axis=2), dtype=np.float64)
         return tokens_per_s(verified, tokens, k) / tokens_per_s(np.full_like(verified, best), fixed_tokens, best) - 1
 

@@ -176,9 +176,8 @@ class AdaptiveVerification(PricedRule):
         return float(self.cost.batch_verify(BatchTokens.of(new, np.full(len(new), context))))
 
     def _draft_s(self, requests: int, context: int) -> float:
-        places = range(self.max_draft_tokens)
-        passes = [self.cost.batch_draft(at, BatchTokens.alike(requests, 1, context + at)) for at in places]
-        return float(np.sum(passes))
+        places = np.arange(self.max_draft_tokens)
+        return float(np.sum(self.cost.batch_draft(places, BatchTokens.alike(requests, 1, context + places))))
 
     def draft_profile(self, requests: int) -> float:
         """Seconds of the drafts of so many requests, as profiled."""

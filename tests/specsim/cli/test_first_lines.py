@@ -72,9 +72,10 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize(("line", "answer"), ANSWERED, ids=lambda value: " ".join(value)[:60])
 def test_a_first_line_is_answered(line: list[str], answer: str) -> None:
-    document = json.dumps(json_of(call("specsim", *line, "--json")), ensure_ascii=False).replace('\\"', '"')
     shown = call("specsim", *line)
-    assert answer in document or answer in " ".join(shown.out.split()), shown.out
+    if answer not in " ".join(shown.out.split()):
+        document = json.dumps(json_of(call("specsim", *line, "--json")), ensure_ascii=False)
+        assert answer in document.replace('\\"', '"'), shown.out
 
 
 @pytest.mark.usefixtures("files")

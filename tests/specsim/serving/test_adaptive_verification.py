@@ -28,7 +28,8 @@ class Curves(BatchCost):
     """Seconds of the recorded run's passes, by tokens and by requests."""
 
     def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
-        return np.asarray(vllm.draft_ms(float(tokens.sequences)) * (place == 0))
+        requests = float(np.max(tokens.sequences))  # the same at every place
+        return np.asarray(vllm.draft_ms(requests) * (np.asarray(place) == 0))
 
     def batch_verify(self, tokens: BatchTokens) -> Seconds:
         return np.asarray(vllm.verify_ms(float(tokens.new)))
