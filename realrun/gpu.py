@@ -421,16 +421,16 @@ def decode(job: Job, temperature: float) -> None:
     board = run_leaderboard(pairs, plain, prompts, settings, job.work, job.report)
     typical = {}
     if temperature:
-        for row in board["rows"]:
-            pair = pairs[row["drafter"]]
-            if pair.drafter.name == MEDUSA and row["policy"] == "sparse_tree":
-                policy = make_policy("sparse_tree", row["params"])
+        for row in board.rows:
+            pair = pairs[row.drafter]
+            if pair.drafter.name == MEDUSA and row.policy == "sparse_tree":
+                policy = make_policy("sparse_tree", row.params)
                 rules = TypicalSettings((0.05, 0.1, 0.2), max_new_tokens=tokens, seed=job.seed)
                 try:
-                    typical[row["drafter"]] = compare_typical(pair, prompts[:6], policy, rules)
+                    typical[row.drafter] = compare_typical(pair, prompts[:6], policy, rules)
                 except (InputError, RuntimeError) as error:  # the reason in place of the comparison
-                    typical[row["drafter"]] = {"reason": f"{type(error).__name__}: {error}".splitlines()[0]}
-    job.result["board"] = {**board, "left_out": left_out, "typical": typical}
+                    typical[row.drafter] = {"reason": f"{type(error).__name__}: {error}".splitlines()[0]}
+    job.result["board"] = {**board.as_dict(), "left_out": left_out, "typical": typical}
 
 
 def trained_drafters(weights: Path, target: str) -> dict[str, str]:

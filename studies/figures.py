@@ -9,25 +9,22 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from specsim.replaying.intervals import Estimate
 from specsim.report.drawing import ADAPTIVE, DOT, INK, MEASURED, MUTED, PREDICTED, estimates, spans, styled, svg
 
 DASHES = (0, (4, 3))
 MARKERS = "oDs"
 TALLEST = 9.0  # inches of rows
 COLORS = (PREDICTED, MEASURED, ADAPTIVE, "#7a6fac", "#e69f00", "#56b4e9")
-Line = tuple[Sequence[float], Sequence[Mapping[str, float]]]  # places, and estimates with their intervals
-Dots = Sequence[tuple[str, Mapping[str, Mapping[str, float]]]]  # rows: label, and estimates by what they are of
+Line = tuple[Sequence[float], Sequence[Mapping[str, float] | Estimate]]  # places, and estimates with their intervals
+Dots = Sequence[
+    tuple[str, Mapping[str, Mapping[str, float] | Estimate]]
+]  # rows: label, and estimates by what they are of
 
 
 def point(value: float) -> dict[str, float]:
     """Return a value without an interval, as figures have it."""
     return {"estimate": value, "low": value, "high": value}
-
-
-def speedup_dots(points: Sequence[tuple[str, Mapping[str, Any]]], name: str, title: str) -> str:
-    """Draw predicted and measured speedup with intervals. points : a row for each of these labels"""
-    rows = [(label, {key: row[key] for key in ("predicted", "measured")}) for label, row in points]
-    return dots(rows, name, title, "speedup, baseline = 1; 95 % intervals", level=1)
 
 
 @styled()

@@ -109,7 +109,7 @@ def trust_lines(config: Config, documents: Mapping[str, Row]) -> list[str]:
         load_line(documents),
         f"Noise floor (A/A test, the baseline run twice): {_by_name(documents, 'noise_floor_percent')} %. Smaller "
         "differences are not significant. Intervals (95 %) are over held-out prompts.",
-        *comparable_text(documents),
+        *comparable_text([document["baseline"]["ms_per_token"] for document in documents.values()]),
         error_line(documents.values()),
     ]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from realrun.cli.options import (
     OVERWRITE_HELP,
@@ -18,6 +17,9 @@ from realrun.cli.options import (
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table
 from specsim.io.settings import Settings, setting
+
+if TYPE_CHECKING:
+    from specsim.report.experiment import DrafterBoard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,42 +110,41 @@ def board(
         }
         lengths = record.max_new_tokens, record.max_draft_tokens
         prompts = record.load(plain, min(longest_prompt(pair, *lengths) for pair in pairs.values()))
-        document = run_leaderboard(pairs, plain, prompts, settings, folder.out, report, overwrite=folder.overwrite)
+        board = run_leaderboard(pairs, plain, prompts, settings, folder.out, report, overwrite=folder.overwrite)
 
     def show() -> None:
-        print_board(document)
+        print_board(board)
         print(f"report: {folder.out / 'report.html'}")
 
-    return Answer(document, show)
+    return Answer(board.as_dict(), show)
 
 
-def print_board(document: Mapping[str, Any]) -> None:
+def print_board(board: DrafterBoard) -> None:
     """Print the ranking as a table, and what qualifies it."""
     from specsim.report import page
     from specsim.report.documents import ERROR_COLUMNS, drafters_columns, drafters_rows, error_rows
     from specsim.report.table import as_text
 
-    measured = document["options"]["repeats"] > 0
-    sequences = document["sequences"]
-    print(f"prompts: {page.prompts_text(document['prompts'])}")
+    rows, leader, floor_percent = board.rows, board.rows[0], board.noise_floor_percent
+    print(f"prompts: {page.prompts_text(board.prompts)}")
     title = (
-        f"{document['target']}: tuned on {sequences['tuning']} prompts, ranked on {sequences['holdout']} others, "
-        f"{document['output_tokens']} tokens, 95 % intervals"
+        f"{board.target}: tuned on {board.sequences.tuning} prompts, ranked on {board.sequences.holdout} others, "
+        f"{board.output_tokens} tokens, 95 % intervals"
     )
-    print_table(title, *as_text(drafters_columns(measured=measured), drafters_rows(document)), labels=2)
-    for line in page.truncated_text(document["rows"]):
+    measured = board.options.repeats > 0
+    print_table(title, *as_text(drafters_columns(measured=measured), drafters_rows(board)), labels=2)
+    for line in page.truncated_text((row.label, row.truncated_share) for row in rows):
         print(line)
-    if measured:
-        print(f"measured: {page.repeats_text(document['options']['repeats'])}; wall clock: all repeats summed")
-        for line in page.wall_clock_text(document["rows"]):
+    if floor_percent is not None and board.null_arm is not None:
+        print(f"measured: {page.repeats_text(board.options.repeats)}; wall clock: all repeats summed")
+        for line in page.wall_clock_text(rows):
             print(line)
-        print(f"machine: {page.machine_text(document)}")
-        print(page.floor_text(document))
-        print(page.forecast_text(document))
-        print_table("errors against the measurement", *as_text(ERROR_COLUMNS, error_rows(document)))
-        print(page.choice_text(document["choice"]))
-    leader = document["rows"][0]
-    speedup = leader["measured"] if measured else leader["speedup"]
-    print(page.speculation_text(leader["label"], speedup, document["noise_floor_percent"] or 0.0))
-    if document["looping_prompts"]:
-        print(f"prompts whose text repeats itself: {document['looping_prompts']} of {sequences['holdout']}")
+        print(f"machine: {page.machine_text(board)}")
+        print(page.floor_text(floor_percent, board.null_arm))
+        print(page.forecast_text(board.forecast, rows))
+        print_table("errors against the measurement", *as_text(ERROR_COLUMNS, error_rows(board.errors)))
+    if board.choice is not None:
+        print(page.choice_text(board.choice))
+    print(page.speculation_text(leader.label, leader.measured or leader.speedup, floor_percent or 0.0))
+    if board.looping_prompts:
+        print(f"prompts whose text repeats itself: {board.looping_prompts} of {board.sequences.holdout}")

@@ -173,7 +173,7 @@ def print_comparison(comparison: Comparison, out: Path) -> None:
         print(f"{name}: {side['name']}, code {side['code'][:12]}, {versions}")
     if base["weights"] != head["weights"]:
         print("note: base and head have other weights, which changes acceptance")
-    print(f"machine: {load_text(comparison.load._asdict())}")
+    print(f"machine: {load_text(*comparison.load)}")
     prompts = len(comparison.prompts)
     if left_out := comparison.prompts_left_out:
         print(f"prompts left out for the time: {left_out} of {left_out + prompts}")

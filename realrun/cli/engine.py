@@ -318,18 +318,20 @@ COLUMNS = ["setting", "predicted tokens/s", "measured tokens/s", "error %", "mea
 
 
 def _print_validation(document: dict[str, Any]) -> None:
-    from specsim.replaying.intervals import interval_text
+    from specsim.replaying.intervals import Estimate
+    from specsim.report.experiment import Choice
     from specsim.report.page import choice_text, floor_text, load_text, speculation_text
 
-    print(f"machine: {load_text(document['load'])}")
-    print(floor_text(document))
+    floor_percent = document["noise_floor_percent"]
+    print(f"machine: {load_text(**document['load'])}")
+    print(floor_text(floor_percent, Estimate(**document["null_arm"])))
     rows = [
         [
             row["setting"],
             f"{row['predicted_tokens_per_second']:.1f}",
             f"{row['measured_tokens_per_second']:.1f}",
             f"{row['error_percent']:+.1f}",
-            interval_text(row["measured_speedup"]),
+            str(Estimate(**row["measured_speedup"])),
             "profiled" if row["profiled"] else "",
         ]
         for row in document["rows"]
@@ -340,9 +342,9 @@ def _print_validation(document: dict[str, Any]) -> None:
         f"absolute error of settings that were not profiled: median {document['median_abs_error_percent']:.2f} %, "
         f"largest {document['max_abs_error_percent']:.2f} %"
     )
-    print(choice_text(document["choice"]))
+    print(choice_text(Choice.from_json(document["choice"], "choice", "validate again")))
     fastest = max(document["rows"][1:], key=lambda row: row["measured_tokens_per_second"])
-    print(speculation_text(fastest["setting"], fastest["measured_speedup"], document["noise_floor_percent"]))
+    print(speculation_text(fastest["setting"], Estimate(**fastest["measured_speedup"]), floor_percent))
 
 
 engine = typer.Typer(help="Run an engine and compare it with replays.", no_args_is_help=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -26,6 +26,8 @@ from specsim.io.settings import Settings, setting
 if TYPE_CHECKING:
     from realrun.experiment.settings import ValidationSettings
     from realrun.pairs.prompts import Prompt
+    from specsim.replaying.forecast import ErrorSummary
+    from specsim.report.experiment import JoinedValidation, Validation
 
 RECORDED = (*(field.name for field in fields(RecordOptions)), "overwrite")  # what --trace decides
 
@@ -51,6 +53,10 @@ class ValidateOptions(Settings):
     )
     max_error: float | None = setting(None, "Exit with 1 if the forecasts' median error exceeds this many percent.")
     overwrite: bool = setting(False, OVERWRITE_HELP, flag="--overwrite/--no-overwrite")
+
+    def exact(self, errors: Mapping[str, ErrorSummary]) -> bool:
+        """Tell whether the forecasts' errors are within --max-error."""
+        return self.max_error is None or errors["forecast"].median_abs_percent <= self.max_error
 
 
 def validate(
@@ -94,15 +100,13 @@ def validate(
         joined = join_pairs(pairs) if job.join else last
         prompts = prompts or record.load(joined, longest_prompt(joined, record.max_new_tokens, record.max_draft_tokens))
         if job.join:
-            document = validate_joined(pairs, prompts, settings, job.out, report)
-        else:
-            document = run_validation(joined, prompts, settings, job.out, report)
-    exact = job.max_error is None or document["errors"]["forecast"]["median_abs_percent"] <= job.max_error
-    if job.join:
-        return Answer(document, partial(_print_joined, document, job.out), exact)
-    conclusive = resolves_something(document)
-    warning = "" if conclusive else inconclusive_text(document)
-    return Answer(document, partial(print_validation, document, job.out), conclusive and exact, warning)
+            together = validate_joined(pairs, prompts, settings, job.out, report)
+            return Answer(together.as_dict(), partial(_print_joined, together, job.out), job.exact(together.errors))
+        result = run_validation(joined, prompts, settings, job.out, report)
+    conclusive = resolves_something(result)
+    warning = "" if conclusive else inconclusive_text(result.noise_floor_percent)
+    passed = conclusive and job.exact(result.errors)
+    return Answer(result.as_dict(), partial(print_validation, result, job.out), passed, warning)
 
 
 def _experiment(
@@ -127,87 +131,92 @@ def _experiment(
     return prompts, settings
 
 
-def resolves_something(document: Mapping[str, Any]) -> bool:
+def resolves_something(result: Validation) -> bool:
     """Whether any two rows, or the fastest and the baseline, differ by more than the noise floor."""
     from specsim.replaying.intervals import beyond_floor
 
-    rows = document["rows"]
-    fastest = rows[0]["measured"]["estimate"]
-    return any(row["resolved"] for row in rows) or beyond_floor(document["noise_floor_percent"], fastest, 1.0)
+    fastest = result.rows[0].measured
+    return any(row.resolved is True for row in result.rows) or beyond_floor(result.noise_floor_percent, fastest, 1.0)
 
 
-def inconclusive_text(document: Mapping[str, Any]) -> str:
+def inconclusive_text(floor_percent: float) -> str:
     """What to say of a validation whose differences are all below its noise floor."""
     return (
-        f"inconclusive: all differences are below the noise floor ({document['noise_floor_percent']:.1f} %); run it "
-        "again on a quieter machine, or with more prompts or repeats"
+        f"inconclusive: all differences are below the noise floor ({floor_percent:.1f} %); run it again on a quieter "
+        "machine, or with more prompts or repeats"
     )
 
 
-def _print_joined(document: dict[str, Any], out: Path) -> None:
-    from specsim.replaying.intervals import interval_text
+def _print_joined(result: JoinedValidation, out: Path) -> None:
     from specsim.report.page import choice_text, floor_text, machine_text, speculation_text, wall_clock_text
 
-    print(f"machine: {machine_text(document)}")
-    print(floor_text(document))
+    print(f"machine: {machine_text(result)}")
+    print(floor_text(result.noise_floor_percent, result.null_arm))
     rows = [
         [
-            row["label"],
-            f"{row['train_speedup']:.3f}",
-            interval_text(row["measured"]),
-            f"{row['wall_clock_speedup']['estimate']:.3f}",
-            interval_text(row["predicted"]),
-            f"{row['error_percent']:+.1f} %",
-            f"{row['rounds_identical_percent']:.2f} %",
-            " / ".join(map(str, row["rounds_of_drafters"])),
+            row.label,
+            f"{row.train_speedup:.3f}",
+            str(row.measured),
+            f"{row.wall_clock_speedup:.3f}",
+            str(row.predicted),
+            f"{row.error_percent:+.1f} %",
+            f"{row.rounds_identical_percent:.2f} %",
+            " / ".join(map(str, row.rounds_of_drafters)),
         ]
-        for row in document["rows"]
+        for row in result.rows
     ]
     columns = [
         *("policy", "forecast", "measured speedup", "wall clock"),
         *("from own rounds", "error", "rounds identical", "rounds by drafter"),
     ]
-    names = ", ".join(f"{number} {name}" for number, name in enumerate(document["drafters"], start=1))
-    title = f"{document['sequences']['holdout']} held-out sequences, 95 % intervals; drafters: {names}"
+    names = ", ".join(f"{number} {name}" for number, name in enumerate(result.drafters, start=1))
+    title = f"{result.sequences.holdout} held-out sequences, 95 % intervals; drafters: {names}"
     print_table(title, columns, rows)
-    print_skipped("not compared", document["skipped"])
-    switching = document["switching"]
-    print(f"best single drafter: {switching['best_single']}; best switch: {switching['best_switch']}")
-    predicted, measured = (interval_text(switching[how]["difference"]) for how in ("predicted", "measured"))
-    significance = "" if switching["resolved"] else ", which is not significant"
-    print(f"the switch's speedup is higher by {measured}{significance}; from the run's own rounds by {predicted}")
-    for line in wall_clock_text(document["rows"]):
+    print_skipped("not compared", [(line.policy, line.reason) for line in result.skipped])
+    switching = result.switching
+    print(f"best single drafter: {switching.best_single}; best switch: {switching.best_switch}")
+    significance = "" if switching.resolved else ", which is not significant"
+    print(
+        f"the switch's speedup is higher by {switching.measured.difference}{significance}; from the run's own rounds "
+        f"by {switching.predicted.difference}"
+    )
+    for line in wall_clock_text(result.rows):
         print(line)
-    print(choice_text(document["choice"]))
-    leader = document["rows"][0]
-    print(speculation_text(leader["label"], leader["measured"], document["noise_floor_percent"]))
+    if result.choice:
+        print(choice_text(result.choice))
+    leader = result.rows[0]
+    print(speculation_text(leader.label, leader.measured, result.noise_floor_percent))
     print(f"full result: {out / 'validation.json'}")
 
 
-def print_validation(document: dict[str, Any], out: Path) -> None:
+def print_validation(result: Validation, out: Path) -> None:
     """Print predicted and measured speedups as a table, and what qualifies them."""
     from specsim.report import page
     from specsim.report.documents import ERROR_COLUMNS, VALIDATION_COLUMNS, error_rows, validation_rows
     from specsim.report.table import as_text
 
-    rows = document["rows"]
-    print(f"machine: {page.machine_text(document)}")
-    print(page.floor_text(document))
-    print(f"prompts: {page.prompts_text(document['prompts'])}")
-    title = f"{document['sequences']['holdout']} held-out sequences, {document['output_tokens']} tokens, 95 % intervals"
-    print_table(title, *as_text(VALIDATION_COLUMNS, validation_rows(document)))
-    print(f"measured: {page.repeats_text(document['options']['repeats'])}; wall clock: all repeats summed")
-    for line in [*page.wall_clock_text(rows), *page.truncated_text(rows)]:
+    rows, floor_percent = result.rows, result.noise_floor_percent
+    print(f"machine: {page.machine_text(result)}")
+    print(page.floor_text(floor_percent, result.null_arm))
+    print(f"prompts: {page.prompts_text(result.prompts)}")
+    title = f"{result.sequences.holdout} held-out sequences, {result.output_tokens} tokens, 95 % intervals"
+    print_table(title, *as_text(VALIDATION_COLUMNS, validation_rows(result)))
+    print(f"measured: {page.repeats_text(result.options.repeats)}; wall clock: all repeats summed")
+    for line in [*page.wall_clock_text(rows), *page.truncated_text((row.label, row.truncated_share) for row in rows)]:
         print(line)
-    departures = [row["divergences"]["first"] for row in rows if "divergences" in row]
+    departures = [row.divergences.first for row in rows if row.divergences]
     if departures:
         counts = ", ".join(f"{sum(counts[cause] for counts in departures)} {cause}" for cause in departures[0])
         print(f"first differences from the replay, of sequences that have one: {counts}")
-    print_skipped("not compared", document["skipped"])
-    for line in (page.forecast_text(document), page.state_text(document), page.time_text(document)):
+    print_skipped("not compared", [(line.policy, line.reason) for line in result.skipped])
+    for line in (
+        page.forecast_text(result.forecast, rows),
+        page.state_text(result.machine_state),
+        page.time_text(result.time),
+    ):
         print(line)
-    print_table("errors against the measurement", *as_text(ERROR_COLUMNS, error_rows(document)))
-    if document["choice"]:
-        print(page.choice_text(document["choice"]))
-    print(page.speculation_text(rows[0]["label"], rows[0]["measured"], document["noise_floor_percent"]))
+    print_table("errors against the measurement", *as_text(ERROR_COLUMNS, error_rows(result.errors)))
+    if result.choice:
+        print(page.choice_text(result.choice))
+    print(page.speculation_text(rows[0].label, rows[0].measured, floor_percent))
     print(f"report: {out / 'report.html'}")

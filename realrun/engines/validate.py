@@ -283,5 +283,5 @@ def compared(
         "rows": rows,
         "median_abs_error_percent": float(np.median(errors)),
         "max_abs_error_percent": max(errors),
-        "choice": choice_of(forecasts, baseline_s, floor),
+        "choice": choice_of(forecasts, baseline_s, floor).as_dict(),
     }

@@ -6,7 +6,7 @@ The costs to tune under and to forecast by are profiled now, or are from before 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -27,12 +27,13 @@ from specsim.cost.model import CostModel
 from specsim.cost.probe import Probe, rescaled
 from specsim.cost.profile import Profile, ProfileCost
 from specsim.io.files import write_json
-from specsim.io.json import from_keys
 from specsim.io.progress import Progress
 from specsim.policy.base import Policy
+from specsim.replaying.document import Document
 from specsim.replaying.forecast import forecast_interval
 from specsim.replaying.intervals import NO_SPECULATION, Estimate
 from specsim.replaying.priced import PricedTrace
+from specsim.report.experiment import ForecastFacts, Parts
 from specsim.trace.trace import Trace
 
 # Standard deviation of the logarithm of a speedup between costs and a run: with costs that were measured, or fitted to
@@ -169,11 +170,10 @@ def limit_s(longest_s: float, share: float, minutes: float) -> float:
     return min(longest_s, 60 * minutes * share) if minutes else longest_s
 
 
-@dataclass(frozen=True)
-class ForecastRow:
+class ForecastRow(Document, frozen=True):
     """Forecast of a policy.
 
-    forecast : of the speedup, with "low" and "high"
+    forecast : of the speedup
     forecast_without_probe : at the costs before a probe rescaled them; None without a probe
     drafter : None where there is only one
     """
@@ -182,29 +182,18 @@ class ForecastRow:
     label: str
     params: dict[str, Any]
     role: str
-    forecast: dict[str, float]
+    forecast: Estimate
     tokens_per_s: float
     forecast_without_probe: float | None = None
     drafter: str | None = None
 
-    @property
-    def speedup(self) -> Estimate:
-        """Return the forecast as a number with its interval."""
-        return Estimate(**self.forecast)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the row of forecast.json."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-
-@dataclass(frozen=True)
-class Forecast:
+class Forecast(Document, frozen=True):
     """Every policy's speedup as forecast before any held-out prompt is decoded; forecast.json.
 
     made : when
     sealed : whether none of the held-out prompts had been decoded
     drafter : several where rows name their drafter
-    sequences : numbers of prompts, "tuning" and "holdout"
     costs : where they are from
     """
 
@@ -212,41 +201,36 @@ class Forecast:
     sealed: bool
     target: str
     drafter: str | list[str]
-    sequences: dict[str, int]
+    sequences: Parts
     baseline_tokens_per_s: float
-    rows: Sequence[ForecastRow]
+    rows: list[ForecastRow]
     costs: dict[str, Any]
-    kind: Literal["specsim-forecast"] = "specsim-forecast"
-    version: Literal[1] = 1
-
-    @classmethod
-    def read(cls, path: Path) -> Forecast:
-        """Read forecast.json; InputError where it is malformed or of another version."""
-        document, names = read_own(path, again=ANEW), [field.name for field in fields(cls)]
-        return from_keys({name: document[name] for name in names if name in document}, cls, str(path), ANEW)
+    kind: Literal["specsim-forecast"]
+    version: Literal[1]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of forecast.json."""
-        return {**vars(self), "deploy": self.deploy, "rows": [row.as_dict() for row in self.rows]}
+        return {**super().as_dict(), "deploy": self.deploy}
 
-    def summary(self) -> dict[str, Any]:
-        """Return the document without its rows."""
-        return {key: value for key, value in self.as_dict().items() if key != "rows"}
+    @property
+    def facts(self) -> ForecastFacts:
+        """Return the forecast without its rows."""
+        return ForecastFacts(*(getattr(self, name) for name in ForecastFacts.__struct_fields__))
 
     @property
     def best(self) -> ForecastRow:
         """Return the fastest policy's row."""
-        return max(self.rows, key=lambda row: row.speedup)
+        return max(self.rows, key=lambda row: row.forecast)
 
     @property
     def deploy(self) -> str:
         """Label of the fastest, which may be no speculation."""
-        return self.best.label if self.best.speedup > 1 else NO_SPECULATION
+        return self.best.label if self.best.forecast > 1 else NO_SPECULATION
 
     def __str__(self) -> str:
         return (
-            f"forecast: {self.best.label}, {self.best.speedup} times as fast as without speculation, from "
-            f"{self.sequences['tuning']} tuning prompts; {self.sequences['holdout']} held-out prompts follow"
+            f"forecast: {self.best.label}, {self.best.forecast} times as fast as without speculation, from "
+            f"{self.sequences.tuning} tuning prompts; {self.sequences.holdout} held-out prompts follow"
         )
 
 
@@ -290,7 +274,7 @@ def forecast(
                 str(policy),
                 policy.settings,
                 candidate.role,
-                speedup.as_dict(),
+                speedup,
                 baseline_tokens_per_s * speedup,
                 None if before is None else float(before.replay(policy, seed=seed).speedup),
             )
@@ -300,10 +284,12 @@ def forecast(
         sealed=sealed,
         target=train.meta["target"],
         drafter=train.meta["drafter"],
-        sequences={"tuning": train.sequences, "holdout": held_out},
+        sequences=Parts(train.sequences, held_out),
         baseline_tokens_per_s=baseline_tokens_per_s,
         rows=rows,
         costs=dict(costs.facts),
+        kind="specsim-forecast",
+        version=1,
     )
 
 
@@ -316,7 +302,7 @@ def sealed_forecast(folder: Path, made: Forecast) -> Forecast:
     """Keep a forecast in its folder; one that an earlier start of the job made of the same policies stands."""
     path = folder / FORECAST
     if path.is_file():
-        old = Forecast.read(path)
+        old = Forecast.from_json(read_own(path, again=ANEW), str(path), ANEW)
         earlier, wanted = ([(row.label, row.params) for row in forecast.rows] for forecast in (old, made))
         if earlier == wanted:
             return old

@@ -185,6 +185,16 @@ class Measurement:
         return [self.timings.seconds_for_baseline(arm, self.sequences) for arm in range(len(self.arms))]
 
     @cached_property
+    def speedups(self) -> list[Estimate]:
+        """Speedup of every arm over the baseline."""
+        return [ratio_interval(self.seconds[0], own_s) for own_s in self.seconds]
+
+    @property
+    def fastest(self) -> int:
+        """Return the number of the fastest policy's arm; the first of equals."""
+        return max(range(1, len(self.arms) - 1), key=lambda arm: self.speedups[arm])
+
+    @cached_property
     def null_arm(self) -> Estimate:
         """The baseline's seconds over those of its repetition."""
         return ratio_interval(self.seconds[0], self.seconds[-1])

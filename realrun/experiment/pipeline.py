@@ -11,12 +11,13 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 import torch
+from msgspec.structs import replace
 
 from realrun.experiment.forecast import ANEW, Forecast, ForecastCosts, ForecastRow, forecast, probed, sealed_forecast
 from realrun.experiment.measuring import Costs, MeasuredCosts, Measurement, Run, measure_in_turns
@@ -28,7 +29,7 @@ from realrun.lm.variants import expansion_of
 from realrun.measure.record import RecordSettings, decodes_batches, has_recorded
 from realrun.measure.reuse import check_job, recorded_trace, recording_identity
 from realrun.pairs.pair import Pair
-from realrun.pairs.prompts import Prompt, spread
+from realrun.pairs.prompts import Prompt, prompt_digest, spread
 from realrun.provenance import device_name
 from speckernels import backend_for
 from specsim.cost.joined import JoinedCost
@@ -48,6 +49,7 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
 from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.priced import PricedTrace
+from specsim.report.experiment import Prompts
 from specsim.trace.files import read_trace
 from specsim.trace.joined import join_traces
 from specsim.trace.trace import Trace
@@ -119,7 +121,7 @@ class Entry:
     @property
     def speedup(self) -> float:
         """Return the forecast without its interval."""
-        return self.forecast.speedup.estimate
+        return self.forecast.forecast.estimate
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,12 @@ class Outcome:
     profiles: Mapping[str, Sequence[Profile]]
     skipped: Sequence[tuple[str, str, str]]
     tuning_prompts: int
+
+    @property
+    def measured(self) -> Measurement:
+        """Return the measurement of an experiment that decoded."""
+        assert self.measurement is not None
+        return self.measurement
 
     def run_cost(self, name: str) -> CostModel:
         """Return the costs of a contender's rounds while it decoded."""
@@ -406,6 +414,11 @@ class Validation(Experiment):
 def join_parts(traces: Mapping[str, Trace]) -> Trace:
     """Return the trace of several drafters, or the only one."""
     return join_traces(traces) if len(traces) > 1 else next(iter(traces.values()))
+
+
+def about_prompts(prompts: Sequence[Prompt], settings: ExperimentSettings) -> Prompts:
+    """Describe the source, number and tokens of prompts for a document."""
+    return Prompts(settings.record.prompts_source or "not named", len(prompts), prompt_digest(prompts))
 
 
 def conditions_of(pair: Pair, settings: ExperimentSettings) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,25 +27,42 @@ from realrun.experiment.forecast import (
     tuning_profile,
 )
 from realrun.experiment.measuring import Measurement
-from realrun.experiment.pipeline import IDENTITY, OTHER, UNFINISHED, Contender, Outcome, Validation, identity_of, log
+from realrun.experiment.pipeline import (
+    IDENTITY,
+    OTHER,
+    UNFINISHED,
+    Contender,
+    Outcome,
+    Validation,
+    about_prompts,
+    identity_of,
+    log,
+)
 from realrun.experiment.settings import Candidate, ValidationSettings
 from realrun.experiment.validate import (
     Promise,
-    as_document,
+    accepted_histogram,
     compared,
+    domains,
     errors_of,
+    forecasts_of,
+    k_curve,
     measured_facts,
+    median_error,
+    reliability,
     rounds_table,
-    validation_of,
+    validated_rows,
 )
 from realrun.kept_files import claim, read_own
+from realrun.lm.variants import expansion_of
 from realrun.pairs.joined import join_pairs
 from realrun.pairs.pair import Pair
-from realrun.pairs.prompts import Prompt, prompt_facts
+from realrun.pairs.prompts import Prompt
 from specsim.cost.files import cost_path
 from specsim.cost.joined import JoinedCost, joined_document
 from specsim.cost.model import CostModel
 from specsim.cost.probe import Probe, changes
+from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
 from specsim.io.files import file_digest, replacing, write_json, write_table, write_text
 from specsim.io.progress import Progress
@@ -54,10 +70,22 @@ from specsim.learn.search import best_policy
 from specsim.policy.base import Policy
 from specsim.policy.registry import SWITCH_POLICIES
 from specsim.policy.switch.one_drafter import OneDrafter
-from specsim.replaying.intervals import beyond_floor, paired_difference, ratio_interval
-from specsim.replaying.prediction import Prediction, oracle_seconds, summarise
+from specsim.replaying.intervals import beyond_floor, paired_difference
+from specsim.replaying.prediction import oracle_seconds, summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
+from specsim.report.experiment import (
+    Change,
+    Difference,
+    JoinedRow,
+    JoinedValidation,
+    MachineState,
+    PromptCounts,
+    Skipped,
+    Switching,
+    Time,
+)
+from specsim.report.experiment import Validation as Validated
 from specsim.trace.joined import JoinedTrace
 from specsim.trace.trace import Trace
 
@@ -72,7 +100,7 @@ def validate(
     settings: ValidationSettings,
     out: Path,
     progress: Progress = lambda what, done, total: None,
-) -> dict[str, Any]:
+) -> Validated:
     """Record, profile, tune and forecast on one part of the prompts, then decode the other for real, and compare.
 
     Parameters
@@ -90,9 +118,9 @@ def validate(
 
     Returns
     -------
-    dict
-        The document of validation.json: a row for each policy with forecast and measured speedup, their intervals,
-        and the share of rounds that are identical in replay and real run.
+    Validation
+        What validation.json holds: a row for each policy with forecast and measured speedup, their intervals, and the
+        share of rounds that are identical in replay and real run.
 
     Raises
     ------
@@ -111,42 +139,63 @@ def validate(
     >>> settings = realrun.ValidationSettings(record, (POLICIES["fixed_k"],), trials=2, minutes=0.1)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     out, prompts = Path(folder) / "validation", lab_prompts(pair.tokenizer, 4)
-    ...     document = realrun.validate(pair, prompts, settings, out)
-    >>> document["rows"][0]["rounds_identical_percent"]
+    ...     validation = realrun.validate(pair, prompts, settings, out)
+    >>> validation.rows[0].rounds_identical_percent
     100.0
     """
     work = out / UNFINISHED
     experiment = _Validation(pair, prompts, settings, out, work, progress)
     experiment.begin(out)
     outcome = experiment.run()
-    result = validation_of(outcome, settings.seed)
+    rows, measurement = validated_rows(outcome, settings.seed), outcome.measured
+    holdout, ((profile,),) = outcome.holdouts[PAIR], outcome.profiles.values()
     after = probed(pair, prompts, settings, experiment.before, progress)
-    write_json(result.profile.as_dict(), out / "profile.json")
-    changed = [change._asdict() for change in changes(experiment.state, after)]
-    document = {
-        **as_document(result),
-        "machine_state": {"before": experiment.state.as_dict(), "after": after.as_dict(), "changes": changed},
-        "time": {
-            "minutes": settings.minutes,
-            "spent_s": time.monotonic() - experiment.begun_s,
-            "prompts": {
-                "given": len(prompts),
-                "recorded": len(experiment.prompts),
-                "decoded": result.holdout.sequences,
-            },
-        },
-        "skipped": [{"policy": policy, "reason": reason} for _, policy, reason in outcome.skipped],
-        "prompts": prompt_facts(experiment.prompts, settings.record.prompts_source),
-        "options": {**settings.options, "repeats": result.measurement.repeats},
-    }
+    write_json(profile.as_dict(), out / "profile.json")
+    priced = PricedTrace(holdout, profile.cost)
+    arm = measurement.fastest
+    replayed = priced.replay(outcome.entries[arm - 1].candidate.policy, seed=settings.seed, log=True)
+    changed = [Change(*change) for change in changes(experiment.state, after)]
+    counts = PromptCounts(len(prompts), len(experiment.prompts), holdout.sequences)
+    errors_percent = [row.error_percent for row in rows]
+    validation = Validated(
+        target=holdout.meta["target"],
+        drafter=holdout.meta["drafter"],
+        drafter_kind=holdout.meta.get("drafter_kind", "model"),
+        drafter_facts=holdout.meta.get("drafter_facts", {}),
+        block_expansion=expansion_of(pair.target),
+        device=str(pair.environment["device"]),
+        dtype=str(pair.environment["dtype"]),
+        decoding=holdout.meta["decoding"],
+        environment=pair.environment,
+        sequences=outcome.forecast.sequences,
+        forecast=outcome.forecast.facts,
+        output_tokens=int(holdout.output_tokens.sum()),
+        distinct_trigram_share=holdout.meta["distinct_trigram_share"],
+        first_token_accepted_share=holdout.meta["first_token_accepted_share"],
+        autoregressive_sequence_seconds=measurement.seconds[0].tolist(),
+        **measured_facts(measurement, forecasts_of(rows))._asdict(),
+        rows=rows,
+        median_abs_error_percent=median_error(errors_percent),
+        p90_abs_error_percent=float(np.quantile(np.abs(errors_percent), 0.9)),
+        errors=errors_of(rows, [row.measured for row in rows], [row.predicted for row in rows]),
+        k_curve=k_curve(priced, settings.seed),
+        accepted_histogram=accepted_histogram(replayed, measurement.last_runs(arm), holdout.depth),
+        reliability=reliability(holdout),
+        domains=domains(holdout, replayed, measurement.seconds[0], measurement.seconds[arm]),
+        machine_state=MachineState(experiment.state.document, after.document, changed),
+        time=Time(settings.minutes, time.monotonic() - experiment.begun_s, counts),
+        skipped=[Skipped(policy=policy, reason=reason) for _, policy, reason in outcome.skipped],
+        prompts=about_prompts(experiment.prompts, settings),
+        options=settings.options(measurement.repeats),
+    )
     with replacing(out / "rounds.parquet") as temporary:
-        write_table(rounds_table(result), temporary)
-    write_json(document, out / "validation.json")
+        write_table(rounds_table(outcome), temporary)
+    write_json(validation.as_dict(), out / "validation.json")
     from specsim.report.validation import render_validation  # matplotlib is slow to load
 
-    write_text(out / "report.html", render_validation(document))
+    write_text(out / "report.html", render_validation(validation))
     experiment.finish(out)
-    return document
+    return validation
 
 
 class _Validation(Validation):
@@ -201,7 +250,7 @@ def validate_joined(
     settings: ValidationSettings,
     out: Path,
     progress: Progress = lambda what, done, total: None,
-) -> dict[str, Any]:
+) -> JoinedValidation:
     """Tune switching policies and every drafter alone on one part of the prompts, predict and decode the other.
 
     Parameters
@@ -213,9 +262,9 @@ def validate_joined(
 
     Returns
     -------
-    dict
-        The document of validation.json: a row for each policy, and under "switching" the best switching policy against
-        the best single drafter, both chosen on the tuning part, predicted and measured on the other with intervals.
+    JoinedValidation
+        What validation.json holds: a row for each policy, and as `switching` the best switching policy against the best
+        single drafter, both chosen on the tuning part, predicted and measured on the other with intervals.
 
     Raises
     ------
@@ -237,26 +286,37 @@ def validate_joined(
     experiment = _JoinedValidation(contenders, joined, prompts, settings, work, progress, overwrite=settings.overwrite)
     experiment.begin(out)
     outcome = experiment.run()
-    holdout, measurement = outcome.holdouts[JOINED], outcome.measurement
-    assert measurement is not None
-    document = {
-        "kind": "specsim-joined-validation",
-        "target": joined.target_name,
-        "drafters": [pair.draft_name for pair in pairs],
-        "decoding": settings.record.sampler.as_dict(),
-        "environment": joined.environment,
-        "sequences": outcome.forecast.sequences,
-        "forecast": outcome.forecast.summary(),
-        "output_tokens": int(holdout.output_tokens.sum()),
-        **_compared(outcome, measurement, settings.seed),
-        "skipped": [{"policy": policy, "reason": reason} for _, policy, reason in outcome.skipped],
-        "prompts": prompt_facts(prompts, settings.record.prompts_source),
-        "options": {**settings.options, "repeats": measurement.repeats},
-    }
+    holdout, measurement = outcome.holdouts[JOINED], outcome.measured
+    assert isinstance(holdout, JoinedTrace)
+    priced = PricedTrace(holdout, outcome.run_cost(JOINED))
+    chosen = [entry.candidate for entry in outcome.entries]
+    replays = [priced.replay(candidate.policy, seed=settings.seed, log=True) for candidate in chosen]
+    rows = _joined_rows(outcome, holdout, replays, oracle_seconds(priced, [OneDrafter]), settings.seed)
+    promises = [
+        Promise(str(candidate.policy), candidate.train_speedup or 0.0, own_s)
+        for candidate, own_s in zip(chosen, measurement.seconds[1:-1], strict=True)
+    ]
+    validation = JoinedValidation(
+        target=joined.target_name,
+        drafters=[pair.draft_name for pair in pairs],
+        decoding=settings.record.sampler.as_dict(),
+        environment=joined.environment,
+        sequences=outcome.forecast.sequences,
+        forecast=outcome.forecast.facts,
+        output_tokens=int(holdout.output_tokens.sum()),
+        **measured_facts(measurement, promises)._asdict(),
+        rows=sorted(rows, key=lambda row: -row.measured),
+        median_abs_error_percent=median_error([row.error_percent for row in rows]),
+        errors=errors_of(rows, [row.measured for row in rows], [row.predicted for row in rows]),
+        switching=_switching(chosen, replays, measurement),
+        skipped=[Skipped(policy=policy, reason=reason) for _, policy, reason in outcome.skipped],
+        prompts=about_prompts(prompts, settings),
+        options=settings.options(measurement.repeats),
+    )
     write_json(joined_document([profile.as_dict() for profile in outcome.profiles[JOINED]]), out / "cost.json")
-    write_json(document, out / "validation.json")
+    write_json(validation.as_dict(), out / "validation.json")
     experiment.finish(out)
-    return document
+    return validation
 
 
 def trace_folder(out: Path, number: int) -> Path:
@@ -313,62 +373,38 @@ class _JoinedValidation(Validation):
         return [kind for kind in self.settings.policies if kind is not OneDrafter]
 
 
-def _compared(outcome: Outcome, measurement: Measurement, seed: int) -> dict[str, Any]:
-    """Rows, fastest first, the noise floor, and the best switching policy against the best single drafter."""
-    trace, known = outcome.holdouts[JOINED], outcome.partly_known(JOINED)
-    assert isinstance(trace, JoinedTrace)
-    priced = PricedTrace(trace, outcome.run_cost(JOINED))
-    oracle_s = oracle_seconds(priced, [OneDrafter])
-    chosen = [entry.candidate for entry in outcome.entries]
-    replays = [priced.replay(candidate.policy, seed=seed, log=True) for candidate in chosen]
-    rows = [
-        {
-            **_row(measurement, arm, entry.candidate, summarise(replayed, oracle_s), replayed, trace),
-            "forecast": entry.forecast.forecast,
-            **speedups_on(known, entry.candidate.policy, seed),
-        }
-        for arm, (entry, replayed) in enumerate(zip(outcome.entries, replays, strict=True), start=1)
-    ]
-    promises = [
-        Promise(str(candidate.policy), candidate.train_speedup or 0.0, own_s)
-        for candidate, own_s in zip(chosen, measurement.seconds[1:-1], strict=True)
-    ]
-    return {
-        **measured_facts(measurement, promises),
-        "rows": sorted(rows, key=lambda row: -row["measured"]["estimate"]),
-        "median_abs_error_percent": float(np.median([abs(row["error_percent"]) for row in rows])),
-        "errors": errors_of(rows),
-        "switching": _switching(chosen, replays, measurement),
-    }
+def _joined_rows(
+    outcome: Outcome, trace: JoinedTrace, replays: Sequence[Replay], oracle_s: Floats, seed: int
+) -> list[JoinedRow]:
+    """Compare each policy's replay and forecast with its measurement."""
+    measurement, known = outcome.measured, outcome.partly_known(JOINED)
+    rows = []
+    for arm, (entry, replayed) in enumerate(zip(outcome.entries, replays, strict=True), start=1):
+        policy, predicted, measured = entry.candidate.policy, summarise(replayed, oracle_s), measurement.speedups[arm]
+        speedups = speedups_on(known, policy, seed)
+        rounds = [round_ for run in measurement.last_runs(arm) for round_ in run.rounds]
+        drafters = [round_.drafter for round_ in rounds if round_.drafter]
+        rows.append(
+            JoinedRow(
+                policy=policy.name,
+                label=str(policy),
+                params=policy.settings,
+                role=entry.candidate.role,
+                predicted=predicted.speedup,
+                train_speedup=entry.candidate.train_speedup,
+                **compared(measurement, arm, measured, predicted.speedup, replayed, trace)._asdict(),
+                oracle_regret=predicted.oracle_regret,
+                tau=predicted.tau,
+                rounds_of_drafters=np.bincount(drafters, minlength=len(trace.parts) + 1)[1:].tolist(),
+                forecast=entry.forecast.forecast,
+                text_known=speedups["text_known"],
+                costs_known=speedups["costs_known"],
+            )
+        )
+    return rows
 
 
-def _row(
-    measurement: Measurement,
-    arm: int,
-    candidate: Candidate,
-    predicted: Prediction,
-    replayed: Replay,
-    trace: JoinedTrace,
-) -> dict[str, Any]:
-    """A policy's row of the document."""
-    policy, runs = candidate.policy, measurement.last_runs(arm)
-    drafters = [round_.drafter for run in runs for round_ in run.rounds if round_.drafter]
-    measured = ratio_interval(measurement.seconds[0], measurement.seconds[arm])
-    return {
-        "policy": policy.name,
-        "label": str(policy),
-        "params": policy.settings,
-        "role": candidate.role,
-        "predicted": predicted.speedup.as_dict(),
-        "train_speedup": candidate.train_speedup,
-        **compared(measurement, arm, measured, predicted.speedup.estimate, replayed, trace),
-        "oracle_regret": predicted.oracle_regret,
-        "tau": predicted.tau,
-        "rounds_of_drafters": np.bincount(drafters, minlength=len(trace.parts) + 1)[1:].tolist(),
-    }
-
-
-def _switching(chosen: Sequence[Candidate], replays: Sequence[Replay], measurement: Measurement) -> dict[str, Any]:
+def _switching(chosen: Sequence[Candidate], replays: Sequence[Replay], measurement: Measurement) -> Switching:
     """Compare the forecast's best switching policy with its best single drafter, predicted and measured."""
 
     def best(*, alone: bool) -> int:
@@ -381,11 +417,11 @@ def _switching(chosen: Sequence[Candidate], replays: Sequence[Replay], measureme
     predicted = paired_difference(
         replays[switch].autoregressive_s, replays[switch].speculative_s, replays[single].speculative_s
     )
-    speedups = [ratio_interval(baseline_s, arms_s[number]).estimate for number in (switch, single)]
-    return {
-        "best_single": str(chosen[single].policy),
-        "best_switch": str(chosen[switch].policy),
-        "predicted": predicted.as_dict(),
-        "measured": measured.as_dict(),
-        "resolved": bool(measured.significant and beyond_floor(measurement.noise_floor_percent, *speedups)),
-    }
+    speedups = [measurement.speedups[1 + number] for number in (switch, single)]
+    return Switching(
+        best_single=str(chosen[single].policy),
+        best_switch=str(chosen[switch].policy),
+        predicted=Difference.of(predicted),
+        measured=Difference.of(measured),
+        resolved=measured.significant and beyond_floor(measurement.noise_floor_percent, *speedups),
+    )

@@ -24,7 +24,7 @@ from realrun.decode.sampling import Sampler
 from realrun.experiment.pipeline import candidates
 from realrun.experiment.settings import Candidate
 from realrun.experiment.timing import Arm, Timings, WallClock, check_repeats, turned
-from realrun.experiment.validate import Row, choice_of, forecasts_of, rounds_identical, row_document
+from realrun.experiment.validate import choice_of, compared_row, forecasts_of, median_error, rounds_identical
 from realrun.measure.interleaving import TURN_ROUNDS, take_turns
 from realrun.measure.profile import ProfileSlices, contexts_between
 from realrun.measure.rounds import ScriptedVerifier
@@ -41,8 +41,8 @@ from specsim.replaying.chain import or_unread
 from specsim.replaying.checks import check_replayable
 from specsim.replaying.intervals import ratio_interval
 from specsim.replaying.oracles import chain_oracle_seconds
-from specsim.replaying.prediction import summarise
 from specsim.replaying.priced import PricedTrace
+from specsim.report.experiment import Row
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
@@ -271,9 +271,9 @@ def scripted_validation(
             "sequence_runs_asked": repeats * holdout.sequences,
         },
         "autoregressive_sequence_seconds": autoregressive_s.tolist(),
-        "rows": sorted((row_document(row) for row in rows), key=lambda r: -r["measured"]["estimate"]),
-        "median_abs_error_percent": float(np.median([abs(row.error_percent) for row in rows])),
-        "choice": choice_of(forecasts, autoregressive_s, 0.0) if forecasts else None,
+        "rows": [row.as_dict() for row in sorted(rows, key=lambda row: -row.measured)],
+        "median_abs_error_percent": median_error([row.error_percent for row in rows]),
+        "choice": choice_of(forecasts, autoregressive_s, 0.0).as_dict() if forecasts else None,
         "profile": slices.profile.as_dict(),
         "provenance": provenance(pair.device, pair.number_type),
     }
@@ -290,20 +290,9 @@ def _rows(
         replayed = priced.replay(candidate.policy, seed=seed, log=True)
         decoded, own_s = timings.last_runs(arm, done), timings.seconds(arm, done)
         measured = ratio_interval(baseline_s, own_s)
-        rows.append(
-            Row(
-                candidate=candidate,
-                priced=priced,
-                replayed=replayed,
-                predicted=summarise(replayed, oracle_s),
-                measured=measured,
-                wall_clock=WallClock.of(timings.wall_s(BASELINE, done), timings.wall_s(arm, done), measured, 0.0),
-                speculative_s=own_s,
-                rounds=[timings.rounds(arm, index) for index in done],
-                runs=decoded,
-                rounds_identical=rounds_identical(replayed, decoded),
-            )
-        )
+        wall_clock = WallClock.of(timings.wall_s(BASELINE, done), timings.wall_s(arm, done), measured, 0.0)
+        rounds, same = [timings.rounds(arm, index) for index in done], rounds_identical(replayed, decoded)
+        rows.append(compared_row(candidate, priced, replayed, oracle_s, measured, wall_clock, own_s, rounds, same))
     return rows
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from realrun.experiment.timing import check_repeats
 from realrun.measure.record import RecordSettings
 from specsim.policy.base import Policy
 from specsim.policy.registry import POLICIES
+from specsim.report.experiment import Options
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,9 @@ class ExperimentSettings:
         """Return the policies to compare."""
         return tuple(POLICIES.values()) if self.kinds is None else self.kinds
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Return the options as the document of an experiment holds them."""
-        return {name: getattr(self, name) for name in ("trials", "repeats", "tuning_share", "seed")}
+    def options(self, repeats: int) -> Options:
+        """Return the options as the document of an experiment holds them. repeats : that were made"""
+        return Options(self.trials, repeats, self.tuning_share, self.seed)
 
 
 @dataclass(frozen=True)

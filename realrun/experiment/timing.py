@@ -141,10 +141,6 @@ class WallClock(NamedTuple):
         speedup = ratio_interval(baseline_s, own_s)
         return cls(speedup, beyond_floor(floor_percent, speedup.estimate, measured.estimate))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the keys of a row."""
-        return {"wall_clock_speedup": self.speedup.as_dict(), "wall_clock_differs": self.differs}
-
 
 def decode_in_turns(
     arms: Sequence[Arm],

@@ -12,47 +12,58 @@ forecast made before anything was decoded, with what it cost.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
+from msgspec.structs import replace
 
 from realrun.decode.decoder import Decoder, Decoding
 from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler, gumbel_noise
-from realrun.experiment.forecast import Forecast, speedups_on
+from realrun.experiment.forecast import speedups_on
 from realrun.experiment.measuring import Measurement
-from realrun.experiment.pipeline import Outcome
+from realrun.experiment.pipeline import Entry, Outcome
 from realrun.experiment.settings import Candidate
 from realrun.experiment.timing import WallClock
 from realrun.lm.cached import CachedLM
 from realrun.pairs.prompts import Prompt
 from specsim.acceptance import formulas as metrics
-from specsim.cost.profile import Profile
-from specsim.io.arrays import Floats
+from specsim.io.arrays import Floats, finite_or_null
 from specsim.learn.calibration import verified_tokens
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.registry import make_policy
 from specsim.policy.switch.base import SwitchPolicy
 from specsim.policy.tree.base import TreePolicy
-from specsim.replaying.forecast import error_summary
-from specsim.replaying.intervals import (
-    NO_SPECULATION,
-    Estimate,
-    beyond_floor,
-    paired_difference,
-    ratio_interval,
-    simultaneous,
-)
-from specsim.replaying.prediction import Prediction, oracle_seconds, predict_policy, summarise
+from specsim.replaying.forecast import ErrorSummary, error_summary
+from specsim.replaying.intervals import NO_SPECULATION, Estimate, beyond_floor, paired_difference, simultaneous
+from specsim.replaying.prediction import oracle_seconds, predict_policy, summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.replaying.rounds import PARTS, RoundLog
+from specsim.report.experiment import (
+    BoardRow,
+    Choice,
+    Defect,
+    Departures,
+    Domain,
+    ErrorParts,
+    Histogram,
+    JoinedRow,
+    KCurve,
+    Ladder,
+    Load,
+    Rate,
+    Reliability,
+    Row,
+    SecondPass,
+    SizeError,
+)
 from specsim.trace.trace import Trace
 
 ROUND_FIELDS = [field.name for field in fields(Round)]
@@ -64,126 +75,61 @@ What = Literal["draft", "text", "policy"]
 Cause = Literal["near tie", "defect", "not examined"]
 
 
-@dataclass(frozen=True)
-class Row:
-    """A policy's prediction and measurement on the same sequences.
-
-    Parameters
-    ----------
-    forecast : of the speedup, None without one
-    replays : "text_known", the speedup by replay of the held-out text at the costs of the forecast; "costs_known", by
-        replay of the tuning text at the costs of this run; "forecast" and "text_known" also "_without_probe", None
-        unless a probe rescaled the costs
-    predicted : by replay of the held-out text at the costs of this run, which decomposes the measurement
-    speculative_s : measured seconds per sequence
-    rounds : of every sequence, each at the median of its repeats
-    runs : the last run of every sequence
-    text : facts that take an output to compare, which a scripted run does not have
-    """
-
-    candidate: Candidate
-    priced: PricedTrace
-    replayed: Replay
-    predicted: Prediction
-    measured: Estimate
-    wall_clock: WallClock
-    speculative_s: Floats
-    rounds: Sequence[Sequence[Round]]
-    runs: list[Decoded]
-    rounds_identical: float | None  # None where the replay draws its own acceptance
-    text: Mapping[str, Any] = field(default_factory=dict)
-    forecast: Estimate | None = None
-    replays: Mapping[str, float | None] = field(default_factory=dict)
-
-    @property
-    def error_percent(self) -> float:
-        return (self.predicted.speedup.estimate / self.measured.estimate - 1) * 100
-
-
-@dataclass(frozen=True)
-class Validation:
-    """All rows, with the forecast before and the measurement behind them."""
-
-    rows: list[Row]
-    forecast: Forecast
-    holdout: Trace
-    profile: Profile  # of what rounds cost meanwhile, from the arms' own rounds and probes
-    measurement: Measurement
-    environment: dict[str, Any]
-    seed: int
-
-    def resolved(self, row: Row, best: Row) -> bool:
-        """Whether two rows' measured speedups differ: by more than the noise floor, and significantly."""
-        difference = paired_difference(self.measurement.seconds[0], best.speculative_s, row.speculative_s)
-        speedups = row.measured.estimate, best.measured.estimate
-        return difference.significant and beyond_floor(self.measurement.noise_floor_percent, *speedups)
-
-
-def validation_of(outcome: Outcome, seed: int) -> Validation:
-    """Compare the forecasts of an experiment with a single pair with what it measured."""
-    (name,), measurement = outcome.contenders, outcome.measurement
-    assert measurement is not None
-    holdout, partly_known = outcome.holdouts[name], outcome.partly_known(name)
-    priced = PricedTrace(holdout, outcome.run_cost(name))
+def validated_rows(outcome: Outcome, seed: int) -> list[Row]:
+    """Compare the forecasts of an experiment with a single pair with what it measured; rows by measured speedup."""
+    (name,), measurement = outcome.contenders, outcome.measured
+    partly_known, priced = outcome.partly_known(name), PricedTrace(outcome.holdouts[name], outcome.run_cost(name))
     oracle_s = oracle_seconds(priced, [type(entry.candidate.policy) for entry in outcome.entries])
-    rows = [
+    arms = sorted(range(1, len(outcome.entries) + 1), key=lambda arm: -measurement.speedups[arm])
+    return [
         replace(
-            _row(measurement, arm, entry.candidate, priced, oracle_s, seed),
-            forecast=entry.forecast.speedup,
-            replays={
-                "forecast_without_probe": entry.forecast.forecast_without_probe,
+            _row(measurement, arm, outcome.entries[arm - 1], priced, oracle_s, seed),
+            **{
                 "text_known_without_probe": None,
-                **speedups_on(partly_known, entry.candidate.policy, seed),
+                **speedups_on(partly_known, outcome.entries[arm - 1].candidate.policy, seed),
             },
+            resolved=None if arm == arms[0] else resolved(measurement, arm, arms[0]),
         )
-        for arm, entry in enumerate(outcome.entries, start=1)
+        for arm in arms
     ]
-    (profile,) = outcome.profiles[name]
-    environment = outcome.contenders[name].pair.environment
-    return Validation(rows, outcome.forecast, holdout, profile, measurement, environment, seed)
 
 
-def _row(
-    measurement: Measurement,
-    arm: int,
-    candidate: Candidate,
-    priced: PricedTrace,
-    oracle_s: Floats,
-    seed: int,
-) -> Row:
+def resolved(measurement: Measurement, arm: int, best: int) -> bool:
+    """Tell whether two arms' measured speedups differ: by more than the noise floor, and significantly."""
+    seconds, speedups = measurement.seconds, measurement.speedups
+    difference = paired_difference(seconds[0], seconds[best], seconds[arm])
+    return difference.significant and beyond_floor(measurement.noise_floor_percent, speedups[arm], speedups[best])
+
+
+def _row(measurement: Measurement, arm: int, entry: Entry, priced: PricedTrace, oracle_s: Floats, seed: int) -> Row:
     """Compare an arm's runs with its replay at the costs of this run."""
+    candidate, own_s = entry.candidate, measurement.seconds[arm]
     replayed = priced.replay(candidate.policy, seed=seed, log=True)
     runs, exact = measurement.last_runs(arm), not priced.trace.sampled_by_rejection
-    measured = ratio_interval(measurement.seconds[0], measurement.seconds[arm])
     same_rounds = rounds_identical(replayed, runs) if exact else None
     same_output = output_identical(priced.trace, runs) if exact else None
-    text: dict[str, Any] = {
-        "output_identical_percent": None if same_output is None else 100 * same_output,
-        "sequence_tokens": [len(run.tokens) for run in runs],
-        **_rates(measurement, arm, measured.estimate),
-    }
+    departures: list[Divergence] = []
     if exact and not same_rounds == same_output == 1:
         assert replayed.rounds is not None
         decoder, prompts, log = measurement.arms[arm].decoder, measurement.prompts, replayed.rounds
-        if departures := divergences(decoder, candidate.policy, priced.trace, prompts, log, runs, seed=seed):
-            text["divergences"] = departures_summary(departures)
-    return Row(
-        candidate=candidate,
-        priced=priced,
-        replayed=replayed,
-        predicted=summarise(replayed, oracle_s),
-        measured=measured,
-        wall_clock=measurement.wall_clock(arm, measured),
-        speculative_s=measurement.seconds[arm],
-        rounds=measurement.typical_rounds(arm),
-        runs=runs,
-        rounds_identical=same_rounds,
-        text=text,
+        departures = divergences(decoder, candidate.policy, priced.trace, prompts, log, runs, seed=seed)
+    measured, rate = measurement.speedups[arm], rate_of(own_s, measurement.baseline_tokens)
+    wall_clock, rounds = measurement.wall_clock(arm, measured), measurement.typical_rounds(arm)
+    row = compared_row(candidate, priced, replayed, oracle_s, measured, wall_clock, own_s, rounds, same_rounds)
+    return replace(
+        _with_rates(row, measurement, arm),
+        forecast=entry.forecast.forecast,
+        forecast_without_probe=entry.forecast.forecast_without_probe,
+        output_identical_percent=None if same_output is None else 100 * same_output,
+        sequence_tokens=[len(run.tokens) for run in runs],
+        divergences=departures_summary(departures) if departures else None,
+        tokens_per_s=rate.tokens_per_s,
+        ms_per_token=rate.ms_per_token,
     )
 
 
-def _rates(measurement: Measurement, arm: int, speedup: float) -> dict[str, float]:
-    """Compute mean acceptance length, overhead and draft acceptance rate of all repeats.
+def _with_rates(row: Row, measurement: Measurement, arm: int) -> Row:
+    """Add mean acceptance length, overhead and draft acceptance rate of all repeats.
 
     The overhead is the mean time of a round in autoregressive steps. MEDUSA's relation (Cai et al. 2024,
     arXiv:2401.10774, section 4) takes acceptance length over overhead for the speedup, which does not correct for an
@@ -195,29 +141,42 @@ def _rates(measurement: Measurement, arm: int, speedup: float) -> dict[str, floa
     accepted, drafted = (sum(getattr(round_, name) for round_ in rounds) for name in ("accepted", "drafted"))
     tau = sum(len(run.tokens) for run in runs) / len(rounds)
     overhead = timings.mean_round_s(arm, sequences) / timings.mean_round_s(0, sequences)
-    return {
-        "measured_tau": tau,
-        "overhead": overhead,
-        "acceleration_over_overhead": tau / overhead,
-        "acceleration_over_overhead_off_percent": (tau / overhead / speedup - 1) * 100,
-        "measured_v_d": float(metrics.draft_precision(accepted, drafted)),
-    }
+    return replace(
+        row,
+        measured_tau=tau,
+        overhead=overhead,
+        acceleration_over_overhead=tau / overhead,
+        acceleration_over_overhead_off_percent=(tau / overhead / row.measured - 1) * 100,
+        measured_v_d=float(metrics.draft_precision(accepted, drafted)),
+    )
+
+
+class Compared(NamedTuple):
+    """An arm's measurement beside its replay, with names as in a row."""
+
+    measured: Estimate
+    wall_clock_speedup: Estimate
+    wall_clock_differs: bool
+    error_percent: float
+    rounds_identical_percent: float
+    output_identical_percent: float
+    same_text_rounds_identical_percent: float | None
 
 
 def compared(
     measurement: Measurement, arm: int, measured: Estimate, predicted: float, replayed: Replay, trace: Trace
-) -> dict[str, Any]:
-    """Compare an arm of an exact trace with its replay, as JSON. predicted : its speedup by replay"""
+) -> Compared:
+    """Compare an arm of an exact trace with its replay. predicted : its speedup by replay"""
     runs = measurement.last_runs(arm)
     same = same_text_rounds_identical(trace, replayed, runs)
-    return {
-        "measured": measured.as_dict(),
-        **measurement.wall_clock(arm, measured).as_dict(),
-        "error_percent": (predicted / measured.estimate - 1) * 100,
-        "rounds_identical_percent": 100 * rounds_identical(replayed, runs),
-        "output_identical_percent": 100 * output_identical(trace, runs),
-        "same_text_rounds_identical_percent": None if same is None else 100 * same,
-    }
+    return Compared(
+        measured,
+        *measurement.wall_clock(arm, measured),
+        (predicted / measured - 1) * 100,
+        100 * rounds_identical(replayed, runs),
+        100 * output_identical(trace, runs),
+        None if same is None else 100 * same,
+    )
 
 
 def rounds_identical(replayed: Replay, runs: Sequence[Decoded]) -> float:
@@ -323,18 +282,15 @@ def divergences(
     return departures
 
 
-def departures_summary(departures: Sequence[Divergence]) -> dict[str, Any]:
-    """Count first departures by cause, with the largest gap of those that count as ties, as JSON."""
+def departures_summary(departures: Sequence[Divergence]) -> Departures:
+    """Count first departures by cause, with the largest gap of those that count as ties."""
     ties = [each.gap_ulps for each in departures if each.cause == "near tie" and each.gap_ulps is not None]
-    counts = {
-        cause: sum(each.cause == cause for each in departures) for cause in ("near tie", "defect", "not examined")
-    }
-    defects = [
-        {"sequence": each.sequence, "t": each.t, "what": each.what, "gap_ulps": each.gap_ulps}
-        for each in departures
-        if each.cause == "defect"
-    ]
-    return {"first": counts, "largest_tie_ulps": max(ties, default=None), "defects": defects}
+    causes: tuple[Cause, ...] = ("near tie", "defect", "not examined")
+    return Departures(
+        first={cause: sum(each.cause == cause for each in departures) for cause in causes},
+        largest_tie_ulps=max(ties, default=None),
+        defects=[Defect(**vars(each)) for each in departures if each.cause == "defect"],
+    )
 
 
 def _first_round(run: Decoded, wanted: Sequence[tuple[int, ...]], text: Sequence[int]) -> int | None:
@@ -455,7 +411,7 @@ class Promise(NamedTuple):
     seconds: Floats
 
 
-def choice_of(forecasts: Sequence[Promise], baseline_s: Floats, floor_percent: float) -> dict[str, Any]:
+def choice_of(forecasts: Sequence[Promise], baseline_s: Floats, floor_percent: float) -> Choice:
     """Compare the forecast's best with the measured best, both among all policies and no speculation.
 
     Parameters
@@ -463,12 +419,7 @@ def choice_of(forecasts: Sequence[Promise], baseline_s: Floats, floor_percent: f
     baseline_s : measured seconds per sequence without speculation [S]
     floor_percent : noise floor, below which a difference is not significant
 
-    Returns
-    -------
-    dict
-        "forecast" and "measured", the labels of the two best; "forecast_speedup" and "measured_speedup" of the
-        forecast's best; "regret", the measured best's speedup less that; and "significant". Intervals hold for all
-        candidates at once, because the best is picked on the same prompts.
+    Intervals hold for all candidates at once, because the best is picked on the same prompts.
     """
     everyone = [Promise(NO_SPECULATION, 1.0, baseline_s), *forecasts]
     chosen = max(everyone, key=lambda forecast: forecast.speedup)
@@ -477,44 +428,45 @@ def choice_of(forecasts: Sequence[Promise], baseline_s: Floats, floor_percent: f
     measured = simultaneous(baseline_s, [forecast.seconds for forecast in everyone])
     regret = measured.difference(*places)
     speedups = [measured.speedups[place] for place in places]
-    return {
-        "forecast": chosen.label,
-        "forecast_speedup": chosen.speedup,
-        "measured_speedup": speedups[1].as_dict(),
-        "measured": best.label,
-        "regret": regret.difference.as_dict(),
-        "significant": regret.significant and beyond_floor(floor_percent, *(speedup.estimate for speedup in speedups)),
-    }
+    return Choice(
+        forecast=chosen.label,
+        forecast_speedup=chosen.speedup,
+        measured_speedup=speedups[1],
+        measured=best.label,
+        regret=regret.difference,
+        significant=regret.significant and beyond_floor(floor_percent, *speedups),
+    )
 
 
-def measured_facts(measurement: Measurement, promises: Sequence[Promise]) -> dict[str, Any]:
-    """Summarise the baselines' runs and the forecast's choice, as JSON."""
+class MeasuredFacts(NamedTuple):
+    """The baselines' runs and the forecast's choice, with names as in the document of an experiment."""
+
+    load: Load
+    null_arm: Estimate
+    noise_floor_percent: float
+    baseline: Rate
+    choice: Choice | None
+
+
+def measured_facts(measurement: Measurement, promises: Sequence[Promise]) -> MeasuredFacts:
+    """Summarise the baselines' runs and the forecast's choice."""
     baseline_s, floor = measurement.seconds[0], measurement.noise_floor_percent
-    return {
-        "load": measurement.load._asdict(),
-        "null_arm": measurement.null_arm.as_dict(),
-        "noise_floor_percent": floor,
-        "baseline": rate_of(baseline_s, measurement.baseline_tokens),
-        "choice": choice_of(promises, baseline_s, floor) if promises else None,
-    }
+    return MeasuredFacts(
+        Load(*measurement.load),
+        measurement.null_arm,
+        floor,
+        rate_of(baseline_s, measurement.baseline_tokens),
+        choice_of(promises, baseline_s, floor) if promises else None,
+    )
 
 
-def error_parts(priced: PricedTrace, replayed: Replay, rounds: Sequence[Sequence[Round]]) -> dict[str, Any]:
+def error_parts(priced: PricedTrace, replayed: Replay, rounds: Sequence[Sequence[Round]]) -> ErrorParts:
     """Compute predicted minus measured seconds, in percent of the policy's measured seconds.
 
     Parameters
     ----------
     priced, replayed : the trace under its costs, and the policy's replay on it
     rounds : measured, of every sequence of the trace
-
-    Returns
-    -------
-    dict
-        "draft", "policy", "verify" and "other", which sum to the error of the whole; and "by_verified": for each
-        number of tokens verified beside the pending one, how many rounds there were and the error of their
-        verification. A positive error is a part predicted to take longer than it did. If the target has recurrent
-        layers and fed tokens again, also "second_pass": the number of rounds with a second pass, and its predicted and
-        measured share of the total time in percent.
     """
     done = [round_ for sequence in rounds for round_ in sequence]
     measured_s = np.array([[getattr(round_, f"{part}_s") for part in PARTS] for round_ in done]).sum(axis=0)
@@ -536,113 +488,72 @@ def error_parts(priced: PricedTrace, replayed: Replay, rounds: Sequence[Sequence
     took_s = np.array([round_.verify_s - round_.refeed_s for round_ in done])
     price_s = verify_s[verified + 1, contexts >> table.bucket_bits]
     by_verified = [
-        {
-            "tokens": int(tokens),
-            "rounds": int((verified == tokens).sum()),
-            "verify": float(100 * (price_s - took_s)[verified == tokens].sum() / whole_s),
-        }
+        SizeError(
+            tokens=int(tokens),
+            rounds=int((verified == tokens).sum()),
+            verify=float(100 * (price_s - took_s)[verified == tokens].sum() / whole_s),
+        )
         for tokens in np.unique(verified)
     ]
-    refed = np.array([round_.refed for round_ in done])
-    if not refed.any():
-        return {**parts, "by_verified": by_verified}
-    price_s = table.refeed_s[refed, contexts >> table.bucket_bits][refed > 0].sum()  # row 0 is unused
-    second_pass = {
-        "rounds": int((refed > 0).sum()),
-        "predicted": float(100 * price_s / whole_s),
-        "measured": float(100 * sum(round_.refeed_s for round_ in done) / whole_s),
-    }
-    return {**parts, "by_verified": by_verified, "second_pass": second_pass}
+    refed, second_pass = np.array([round_.refed for round_ in done]), None
+    if refed.any():
+        price_s = table.refeed_s[refed, contexts >> table.bucket_bits][refed > 0].sum()  # row 0 is unused
+        second_pass = SecondPass(
+            rounds=int((refed > 0).sum()),
+            predicted=float(100 * price_s / whole_s),
+            measured=float(100 * sum(round_.refeed_s for round_ in done) / whole_s),
+        )
+    return ErrorParts(**parts, by_verified=by_verified, second_pass=second_pass)
 
 
-def as_document(validation: Validation) -> dict[str, Any]:
-    """Return the JSON form of a validation, which its report is rendered from."""
-    rows = sorted(validation.rows, key=lambda row: -row.measured.estimate)
-    holdout, measurement = validation.holdout, validation.measurement
-    best = rows[0]
-    errors = [abs(row.error_percent) for row in rows]
-    documents = [
-        {
-            **row_document(row),
-            **rate_of(row.speculative_s, measurement.baseline_tokens),
-            "resolved": None if row is best else validation.resolved(row, best),
-        }
-        for row in rows
-    ]
-    return {
-        "kind": "specsim-validation",
-        "target": holdout.meta["target"],
-        "drafter": holdout.meta["drafter"],
-        "drafter_kind": holdout.meta.get("drafter_kind", "model"),
-        "drafter_facts": holdout.meta.get("drafter_facts", {}),
-        "block_expansion": validation.profile.as_dict()["block_expansion"],
-        "device": validation.environment["device"],
-        "dtype": validation.environment["dtype"],
-        "decoding": holdout.meta["decoding"],
-        "environment": validation.environment,
-        "sequences": validation.forecast.sequences,
-        "forecast": validation.forecast.summary(),
-        "output_tokens": int(holdout.output_tokens.sum()),
-        "distinct_trigram_share": holdout.meta["distinct_trigram_share"],
-        "first_token_accepted_share": holdout.meta["first_token_accepted_share"],
-        "autoregressive_sequence_seconds": measurement.seconds[0].tolist(),
-        **measured_facts(measurement, forecasts_of(rows)),
-        "rows": documents,
-        "median_abs_error_percent": float(np.median(errors)),
-        "p90_abs_error_percent": float(np.quantile(errors, 0.9)),
-        "errors": errors_of(documents),
-        "k_curve": _k_curve(validation),
-        "accepted_histogram": _accepted_histogram(best, holdout.depth),
-        "reliability": _reliability(holdout),
-        "domains": _domains(validation, best),
-    }
-
-
-def _k_curve(validation: Validation) -> dict[str, Any]:
+def k_curve(priced: PricedTrace, seed: int) -> KCurve:
     """Predict the speedup of every fixed K."""
-    priced = PricedTrace(validation.holdout, validation.profile.cost)
-    lengths = range(1, validation.holdout.depth + 1)
-    curve = [predict_policy(priced, make_policy("fixed_k", {"k": k}), seed=validation.seed) for k in lengths]
-    return {"k": list(lengths), "predicted": [prediction.speedup.as_dict() for prediction in curve]}
+    lengths = range(1, priced.trace.depth + 1)
+    curve = [predict_policy(priced, make_policy("fixed_k", {"k": k}), seed=seed) for k in lengths]
+    return KCurve(list(lengths), [prediction.speedup for prediction in curve])
 
 
-def _accepted_histogram(row: Row, depth: int) -> dict[str, Any]:
+def accepted_histogram(replayed: Replay, runs: Sequence[Decoded], depth: int) -> Histogram:
     """Count the rounds of a policy by accepted tokens, predicted and measured."""
-    assert row.replayed.rounds is not None
-    measured = [round_.accepted for run in row.runs for round_ in run.rounds]
-    return {
-        "label": str(row.candidate.policy),
-        "predicted": np.bincount(row.replayed.rounds.accepted, minlength=depth + 1).tolist(),
-        "measured": np.bincount(measured, minlength=depth + 1).tolist(),
-    }
+    assert replayed.rounds is not None
+    measured = [round_.accepted for run in runs for round_ in run.rounds]
+    counts = (np.bincount(accepted, minlength=depth + 1).tolist() for accepted in (replayed.rounds.accepted, measured))
+    return Histogram(str(replayed.policy), *counts)
 
 
-def _reliability(trace: Trace) -> dict[str, Any]:
+def reliability(trace: Trace) -> Reliability:
     """Bin the acceptance rate of verified tokens by the drafter's confidence."""
     bins = metrics.reliability(*verified_tokens(trace))
-    return {
-        "edges": bins.edges.tolist(),
-        "count": bins.count.tolist(),
-        "mean_confidence": [None if np.isnan(x) else x for x in bins.mean_confidence.tolist()],
-        "accept_rate": [None if np.isnan(x) else x for x in bins.accept_rate.tolist()],
-        "ece": bins.ece,
-    }
+    return Reliability(
+        edges=bins.edges.tolist(),
+        count=bins.count.tolist(),
+        mean_confidence=finite_or_null(bins.mean_confidence),
+        accept_rate=finite_or_null(bins.accept_rate),
+        ece=bins.ece,
+    )
 
 
 def forecasts_of(rows: Sequence[Row]) -> list[Promise]:
     """Return the forecasts made before anything was decoded, of the rows that have one."""
-    made = [row.candidate.train_speedup if row.forecast is None else row.forecast.estimate for row in rows]
+    made = [row.train_speedup if row.forecast is None else row.forecast.estimate for row in rows]
     return [
-        Promise(str(row.candidate.policy), speedup, row.speculative_s)
+        Promise(row.label, speedup, np.array(row.sequence_seconds))
         for row, speedup in zip(rows, made, strict=True)
         if speedup is not None
     ]
 
 
-def errors_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def median_error(errors_percent: Sequence[float]) -> float:
+    """Compute the median of absolute errors."""
+    return float(np.median(np.abs(errors_percent)))
+
+
+def errors_of(
+    rows: Sequence[Row | JoinedRow | BoardRow], measured: Sequence[float], predicted: Sequence[float]
+) -> dict[str, ErrorSummary]:
     """Summarise the errors of up to six replays against the measurement, by what each did not know.
 
-    rows : documents of rows
+    measured, predicted : speedups of the rows; predicted knew text and costs
 
     Returns
     -------
@@ -651,83 +562,89 @@ def errors_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         "decomposition" both. "forecast_without_probe" and "text_known_without_probe" are there where a probe rescaled
         costs from before.
     """
-    speedups = {
-        "forecast": [(row.get("forecast") or {}).get("estimate") for row in rows],
-        **{
-            name: [row.get(name) for row in rows]
-            for name in ("forecast_without_probe", "text_known", "text_known_without_probe", "costs_known")
-        },
-        "decomposition": [row["predicted"]["estimate"] for row in rows],
-    }
-    measured = [row["measured"]["estimate"] for row in rows]
+    names = ("forecast", "forecast_without_probe", "text_known", "text_known_without_probe", "costs_known")
+    speedups: dict[str, list[Any]] = {name: [getattr(row, name, None) for row in rows] for name in names}
+    speedups["decomposition"] = [*predicted]
     return {name: error_summary(values, measured) for name, values in speedups.items() if None not in values}
 
 
-def rate_of(seconds: Floats, tokens: int) -> dict[str, float]:
+def rate_of(seconds: Floats, tokens: int) -> Rate:
     """Compute tokens per second and milliseconds per token. seconds : of each sequence [S]; tokens : of all"""
-    return {"tokens_per_s": tokens / float(seconds.sum()), "ms_per_token": 1e3 * float(seconds.sum()) / tokens}
+    return Rate(tokens / float(seconds.sum()), 1e3 * float(seconds.sum()) / tokens)
 
 
-def row_document(row: Row) -> dict[str, Any]:
-    """Return the JSON form of a row."""
-    predicted, priced, policy = row.predicted, row.priced, row.candidate.policy
+def compared_row(
+    candidate: Candidate,
+    priced: PricedTrace,
+    replayed: Replay,
+    oracle_s: Floats,
+    measured: Estimate,
+    wall_clock: WallClock,
+    own_s: Floats,
+    rounds: Sequence[Sequence[Round]],
+    same_rounds: float | None,
+) -> Row:
+    """Put a policy's replay beside its measurement on the same sequences.
+
+    Parameters
+    ----------
+    oracle_s, own_s : seconds per sequence of the oracle, and as measured [S]
+    rounds : of every sequence, each at the median of its repeats
+    same_rounds : share of replayed rounds that the real run has too; None where the replay draws its own acceptance
+    """
+    predicted, policy = summarise(replayed, oracle_s), candidate.policy
+    return Row(
+        policy=policy.name,
+        label=str(policy),
+        params=policy.settings,
+        role=candidate.role,
+        predicted=predicted.speedup,
+        measured=measured,
+        wall_clock_speedup=wall_clock.speedup,
+        wall_clock_differs=wall_clock.differs,
+        train_speedup=candidate.train_speedup,
+        error_percent=(predicted.speedup / measured - 1) * 100,
+        truncated_share=predicted.truncated_share,
+        rounds_identical_percent=None if same_rounds is None else 100 * same_rounds,
+        ladder=Ladder(predicted.eq14, predicted.speedup.estimate, measured.estimate),
+        error_parts=error_parts(priced, replayed, rounds),
+        v_d=predicted.v_d,
+        r_d=predicted.r_d,
+        hm=predicted.hm,
+        tau=predicted.tau,
+        oracle_regret=predicted.oracle_regret,
+        sequence_seconds=own_s.tolist(),
+    )
+
+
+def domains(holdout: Trace, replayed: Replay, baseline_s: Floats, own_s: Floats) -> dict[str, Domain]:
+    """Compare a policy's speedup in replay and real run by domain of the prompts; seconds per sequence [S]."""
+    parts = {name: holdout.domain == name for name in np.unique(holdout.domain).tolist()}
     return {
-        "policy": policy.name,
-        "label": str(policy),
-        "params": policy.settings,
-        "role": row.candidate.role,
-        "predicted": predicted.speedup.as_dict(),
-        "measured": row.measured.as_dict(),
-        **row.wall_clock.as_dict(),
-        "train_speedup": row.candidate.train_speedup,
-        "error_percent": row.error_percent,
-        "truncated_share": predicted.truncated_share,
-        "rounds_identical_percent": None if row.rounds_identical is None else 100 * row.rounds_identical,
-        "ladder": {
-            "eq14": predicted.eq14,
-            "profile": predicted.speedup.estimate,
-            "measured": row.measured.estimate,
-        },
-        **({} if row.forecast is None else {"forecast": row.forecast.as_dict()}),
-        **row.replays,
-        "error_parts": error_parts(priced, row.replayed, row.rounds),
-        **{name: getattr(predicted, name) for name in ("v_d", "r_d", "hm", "tau", "oracle_regret")},
-        "sequence_seconds": row.speculative_s.tolist(),
-        **row.text,
+        name: Domain(
+            int(part.sum()),
+            int(holdout.output_tokens[part].sum()),
+            float(replayed.autoregressive_s[part].sum() / replayed.speculative_s[part].sum()),
+            float(baseline_s[part].sum() / own_s[part].sum()),
+        )
+        for name, part in parts.items()
     }
 
 
-def _domains(validation: Validation, best: Row) -> dict[str, Any]:
-    holdout = validation.holdout
-    result = {}
-    for domain in np.unique(holdout.domain).tolist():
-        members = holdout.domain == domain
-        replayed = best.replayed
-        result[domain] = {
-            "sequences": int(members.sum()),
-            "output_tokens": int(holdout.output_tokens[members].sum()),
-            "predicted_speedup_best": float(
-                replayed.autoregressive_s[members].sum() / replayed.speculative_s[members].sum()
-            ),
-            "measured_speedup_best": float(
-                validation.measurement.seconds[0][members].sum() / best.speculative_s[members].sum()
-            ),
-        }
-    return result
-
-
-def rounds_table(validation: Validation) -> pa.Table:
+def rounds_table(outcome: Outcome) -> pa.Table:
     """Tabulate every real round of the last runs: tokens drafted and accepted, and seconds by phase."""
+    (holdout,) = outcome.holdouts.values()
+    policies = [entry.candidate.policy for entry in outcome.entries]
     rows = [
         {
-            "policy": str(row.candidate.policy),
-            "tree": isinstance(row.candidate.policy, TreePolicy),
+            "policy": str(policy),
+            "tree": isinstance(policy, TreePolicy),
             "sequence_id": sequence,
             "round": number,
             **{name: getattr(round_, name) for name in ROUND_FIELDS},
         }
-        for row in validation.rows
-        for sequence, run in zip(validation.holdout.sequence_id.tolist(), row.runs, strict=True)
+        for arm, policy in enumerate(policies, start=1)
+        for sequence, run in zip(holdout.sequence_id.tolist(), outcome.measured.last_runs(arm), strict=True)
         for number, round_ in enumerate(run.rounds)
     ]
     return pa.Table.from_pylist(rows)

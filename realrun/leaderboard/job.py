@@ -35,12 +35,13 @@ from realrun.experiment.pipeline import (
     Entry,
     Experiment,
     Outcome,
+    about_prompts,
     candidates,
     conditions_of,
 )
 from realrun.experiment.settings import Candidate, ExperimentSettings
 from realrun.experiment.timing import check_repeats
-from realrun.experiment.validate import Promise, compared, errors_of, measured_facts
+from realrun.experiment.validate import MeasuredFacts, Promise, compared, errors_of, measured_facts, median_error
 from realrun.kept_files import claim, read_own
 from realrun.lm.variants import expansion_of
 from realrun.measure.profile import TREE_TOKENS, profile_slice
@@ -49,7 +50,7 @@ from realrun.measure.reuse import check_job
 from realrun.measure.stream import STATISTICS, Samples, Stream
 from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import Pair
-from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
+from realrun.pairs.prompts import Prompt, prompt_digest
 from specsim.acceptance.formulas import distinct_trigrams
 from specsim.cost.model import CostModel
 from specsim.cost.profile import Profile, ProfileDocument
@@ -63,11 +64,18 @@ from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.tree.base import TreePolicy
-from specsim.replaying.intervals import ratio_interval, simultaneous
+from specsim.replaying.intervals import Estimate, ratio_interval, simultaneous
 from specsim.replaying.prediction import summarise
 from specsim.replaying.priced import PricedTrace
-from specsim.replaying.replay import Replay
-from specsim.replaying.rounds import PARTS
+from specsim.report.experiment import (
+    BoardDrafter,
+    BoardRow,
+    Difference,
+    DrafterBoard,
+    Parts,
+    PartSeconds,
+    Skipped,
+)
 from specsim.trace.trace import Trace
 
 SETTINGS = "settings.json"  # in the folder of the board
@@ -226,8 +234,8 @@ def run_leaderboard(
     progress: Progress,
     *,
     overwrite: bool = False,
-) -> dict[str, Any]:
-    """Record, measure, tune, rank and decode; return the document of leaderboard.json.
+) -> DrafterBoard:
+    """Record, measure, tune, rank and decode; return what leaderboard.json holds.
 
     pairs : by the name that the drafter has in the leaderboard; plain : the target with a drafter that leaves its pass
     alone. What is in the folder already, made with the same settings, is used; more repeats may be asked for.
@@ -251,28 +259,53 @@ def run_leaderboard(
             write_json(profile.as_dict(), out / name / "profile.json")
     board = Board(outcome, plain, profiles, settings.seed)
     table = rows(board)
-    document = {
-        "kind": "specsim-drafter-leaderboard",
-        "version": 1,
-        **about(board),
-        **run_facts(board),
-        "block_expansion": expansion_of(plain.target),
-        "prompts": prompt_facts(experiment.prompts, settings.record.prompts_source),
-        "sequences": {"tuning": outcome.tuning_prompts, "holdout": len(board.looping)},
-        "looping_prompts": int(board.looping.sum()),
-        "rows": table,
-        "skipped": [{"drafter": name, "policy": policy, "reason": reason} for name, policy, reason in outcome.skipped],
-        "median_abs_error_percent": median_error(table),
-        "errors": errors_of([{**row, "predicted": row["speedup"]} for row in table]) if settings.repeats else {},
-        "forecast": outcome.forecast.summary(),
-        "options": {**settings.options, "repeats": outcome.measurement.repeats if outcome.measurement else 0},
-    }
-    write_json(document, out / "leaderboard.json")
+    facts = dict.fromkeys(MeasuredFacts._fields) if outcome.measurement is None else _facts(board)._asdict()
+    measured = [row.measured for row in table if row.measured is not None]
+    errors_percent = [row.error_percent for row in table if row.error_percent is not None]
+    first = next(iter(outcome.holdouts.values()))
+    steps = {name: priced.table() for name, priced in board.priced.items()}
+    result = DrafterBoard(
+        version=1,
+        target=plain.target_name,
+        device=plain.device.type,
+        dtype=str(plain.dtype).removeprefix("torch."),
+        decoding=first.meta["decoding"],
+        environment=plain.environment,
+        output_tokens=int(first.output_tokens.sum()),
+        autoregressive_token_seconds=float(next(iter(steps.values())).autoregressive_s.mean()),
+        drafters=[
+            BoardDrafter(
+                name=name,
+                kind=pair.drafter.name,
+                facts=pair.drafter.facts,
+                trees=outcome.holdouts[name].tree is not None,
+                own_target=has_own_target(pair, plain),
+                depth=outcome.holdouts[name].depth,
+                first_token_accepted_share=float((outcome.holdouts[name].match_len > 0).mean()),
+                step_ratio=steps[name].step_ratio,
+                contexts=profiles[name].cost.contexts.tolist(),
+            )
+            for name, pair in pairs.items()
+        ],
+        **facts,
+        baseline_sequence_seconds=outcome.measurement.seconds[0].tolist() if outcome.measurement else None,
+        block_expansion=expansion_of(plain.target),
+        prompts=about_prompts(experiment.prompts, settings),
+        sequences=Parts(outcome.tuning_prompts, len(board.looping)),
+        looping_prompts=int(board.looping.sum()),
+        rows=table,
+        skipped=[Skipped(drafter=name, policy=policy, reason=reason) for name, policy, reason in outcome.skipped],
+        median_abs_error_percent=median_error(errors_percent) if errors_percent else None,
+        errors=errors_of(table, measured, [row.speedup for row in table]) if measured else {},
+        forecast=outcome.forecast.facts,
+        options=settings.options(outcome.measurement.repeats if outcome.measurement else 0),
+    )
+    write_json(result.as_dict(), out / "leaderboard.json")
     from specsim.report.drafters import render_drafters, write_drafters_table  # matplotlib is slow to load
 
-    write_drafters_table(out / "leaderboard.csv", document)
-    write_text(out / "report.html", render_drafters(document))
-    return document
+    write_drafters_table(out / "leaderboard.csv", result)
+    write_text(out / "report.html", render_drafters(result))
+    return result
 
 
 class _Ranking(Experiment):
@@ -449,7 +482,7 @@ class Board:
         return next(shared, next(iter(self.outcome.holdouts)))
 
 
-def rows(board: Board) -> list[dict[str, Any]]:
+def rows(board: Board) -> list[BoardRow]:
     """Make the board's rows, by measured speedup, or by the predicted speedup if nothing was measured.
 
     A drafter's seconds on a prompt are taken for as much text as the baseline's: a tuned target may write more or less
@@ -469,55 +502,50 @@ def rows(board: Board) -> list[dict[str, Any]]:
     known = {} if measurement is None else {name: board.outcome.partly_known(name) for name in board.pairs}
     order = np.argsort([own_s.sum() for own_s in ranked_by], kind="stable").tolist()
     by_replay, ranking = simultaneous(baseline_s, seconds), simultaneous(against, ranked_by)
+    best = {name: max(entry.speedup for entry in entries if entry.name == name) for name in board.pairs}
     table = []
     for number in order:
         entry, replayed = entries[number], replays[number]
+        policy, predicted = entry.candidate.policy, summarise(replayed)
         behind = None if number == order[0] else ranking.difference(order[0], number)
-        comparison: dict[str, Any] = dict.fromkeys(MEASURED)
+        token_s = replayed.seconds.sum(axis=0) / replayed.output_tokens.sum()
+        comparison = dict.fromkeys(MEASURED)
         if measurement is not None:
-            predicted = float(baseline_s.sum() / seconds[number].sum())
+            speedup = float(baseline_s.sum() / seconds[number].sum())
             holdout, measured = board.outcome.holdouts[entry.name], ranking.speedups[number]
-            comparison = compared(measurement, 1 + number, measured, predicted, replayed, holdout)
-            comparison["measured_sequence_seconds"] = ranked_by[number].tolist()
-            comparison |= speedups_on(known[entry.name], entry.candidate.policy, board.seed)
-        table.append(
-            {
-                **_settings(entry, board),
-                "speedup": by_replay.speedups[number].as_dict(),
-                "leader_minus_this": None if behind is None else behind.as_dict(),
-                "tied_with_leader": behind is not None and not behind.significant,
-                "without_loops": _over(~board.looping, against, ranked_by[number]),
-                **_predicted(replayed),
-                "sequence_seconds": seconds[number].tolist(),
-                **comparison,
+            comparison = {
+                **compared(measurement, 1 + number, measured, speedup, replayed, holdout)._asdict(),
+                "measured_sequence_seconds": ranked_by[number].tolist(),
+                **speedups_on(known[entry.name], policy, board.seed),
             }
+        table.append(
+            BoardRow(
+                label=entry.title,
+                drafter=entry.name,
+                role=entry.candidate.role,
+                policy=policy.name,
+                form=entry.candidate.variant,
+                settings=str(policy).removeprefix(policy.name)[1:-1],
+                params=policy.settings,
+                own_target=has_own_target(board.pairs[entry.name], board.plain),
+                best_of_drafter=entry.speedup == best[entry.name],
+                train_speedup=entry.speedup,
+                forecast=entry.forecast.forecast,
+                speedup=by_replay.speedups[number],
+                leader_minus_this=None if behind is None else Difference.of(behind),
+                tied_with_leader=behind is not None and not behind.significant,
+                without_loops=_over(~board.looping, against, ranked_by[number]),
+                tau=predicted.tau,
+                v_d=predicted.v_d,
+                r_d=predicted.r_d,
+                hm=predicted.hm,
+                truncated_share=predicted.truncated_share,
+                token_seconds=PartSeconds(*token_s.tolist()),
+                sequence_seconds=seconds[number].tolist(),
+                **comparison,
+            )
         )
     return table
-
-
-def _settings(entry: Entry, board: Board) -> dict[str, Any]:
-    """A row's policy and drafter, and the forecast."""
-    best = max(other.speedup for other in board.outcome.entries if other.name == entry.name)
-    return {
-        "label": entry.title,
-        "drafter": entry.name,
-        "role": entry.candidate.role,
-        "policy": entry.candidate.policy.name,
-        "form": entry.candidate.variant,
-        "settings": str(entry.candidate.policy).removeprefix(entry.candidate.policy.name)[1:-1],
-        "params": entry.candidate.policy.settings,
-        "own_target": has_own_target(board.pairs[entry.name], board.plain),
-        "best_of_drafter": entry.speedup == best,
-        "train_speedup": entry.speedup,
-        "forecast": entry.forecast.forecast,
-    }
-
-
-def _predicted(replayed: Replay) -> dict[str, Any]:
-    """A row's rates, and seconds per token by part of a round."""
-    predicted, token_s = summarise(replayed), replayed.seconds.sum(axis=0) / replayed.output_tokens.sum()
-    rates = {key: getattr(predicted, key) for key in ("tau", "v_d", "r_d", "hm", "truncated_share")}
-    return {**rates, "token_seconds": dict(zip(PARTS, token_s.tolist(), strict=True))}
 
 
 def trigram_shares(trace: Trace) -> list[float]:
@@ -525,61 +553,21 @@ def trigram_shares(trace: Trace) -> list[float]:
     return [distinct_trigrams([text]) for text in np.split(trace.token, trace.offsets[1:-1])]
 
 
-def _over(chosen: npt.NDArray[np.bool_], baseline_s: Floats, own_s: Floats) -> dict[str, float] | None:
+def _over(chosen: npt.NDArray[np.bool_], baseline_s: Floats, own_s: Floats) -> Estimate | None:
     """Compute the speedup over the chosen prompts; None if there are fewer than two of them."""
-    return ratio_interval(baseline_s[chosen], own_s[chosen]).as_dict() if chosen.sum() > 1 else None
+    return ratio_interval(baseline_s[chosen], own_s[chosen]) if chosen.sum() > 1 else None
 
 
-def run_facts(board: Board) -> dict[str, Any]:
-    """Summarise the baselines' runs and the forecast's choice; None everywhere if nothing was measured."""
-    measurement = board.outcome.measurement
-    if measurement is None:
-        keys = ("load", "null_arm", "noise_floor_percent", "baseline", "baseline_sequence_seconds", "choice")
-        return dict.fromkeys(keys)
+def _facts(board: Board) -> MeasuredFacts:
+    """Summarise the baselines' runs and the forecast's choice."""
+    measurement = board.outcome.measured
     promises = [
         Promise(entry.title, entry.speedup, own_s)
         for entry, own_s in zip(board.outcome.entries, measurement.seconds[1:-1], strict=True)
     ]
-    facts = measured_facts(measurement, promises)
-    return {**facts, "baseline_sequence_seconds": measurement.seconds[0].tolist()}
+    return measured_facts(measurement, promises)
 
 
 def has_own_target(pair: Pair, plain: Pair) -> bool:
     """Whether the drafter came with a target of its own, tuned with it."""
     return pair.target is not plain.target and weights_digest(pair.target) != weights_digest(plain.target)
-
-
-def about(board: Board) -> dict[str, Any]:
-    """Describe what was compared, and how fast the plain target is alone."""
-    plain, holdouts = board.plain, board.outcome.holdouts
-    tables = {name: priced.table() for name, priced in board.priced.items()}
-    first, table = next(iter(holdouts.values())), next(iter(tables.values()))
-    return {
-        "target": plain.target_name,
-        "device": plain.device.type,
-        "dtype": str(plain.dtype).removeprefix("torch."),
-        "decoding": first.meta["decoding"],
-        "environment": plain.environment,
-        "output_tokens": int(first.output_tokens.sum()),
-        "autoregressive_token_seconds": float(table.autoregressive_s.mean()),
-        "drafters": [
-            {
-                "name": name,
-                "kind": pair.drafter.name,
-                "facts": pair.drafter.facts,
-                "trees": holdouts[name].tree is not None,
-                "own_target": has_own_target(pair, plain),
-                "depth": holdouts[name].depth,
-                "first_token_accepted_share": float((holdouts[name].match_len > 0).mean()),
-                "step_ratio": tables[name].step_ratio,
-                "contexts": board.profiles[name].cost.contexts.tolist(),
-            }
-            for name, pair in board.pairs.items()
-        ],
-    }
-
-
-def median_error(table: Sequence[Mapping[str, Any]]) -> float | None:
-    """Compute the median absolute error of the rows' predictions, in percent."""
-    errors = [abs(row["error_percent"]) for row in table if row["error_percent"] is not None]
-    return float(np.median(errors)) if errors else None

@@ -203,10 +203,9 @@ def fact_text(value: Any, number: str = ".4g") -> str:
     return f"{value:{number}}" if isinstance(value, float) else str(value)
 
 
-def print_skipped(title: str, skipped: Iterable[Mapping[str, str]]) -> None:
+def print_skipped(title: str, skipped: Iterable[tuple[str, str]]) -> None:
     """Print which policies were left out, and why."""
-    rows = [[line["policy"], line["reason"]] for line in skipped]
-    if rows:
+    if rows := [*skipped]:
         print_table(title, ["policy", "reason"], rows)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from specsim.cli.command import Answer
 from specsim.cli.console import claim_file, print_notes, print_skipped, print_table, progress_bar
@@ -23,9 +24,14 @@ from specsim.cli.options import (
 from specsim.compare.document import TABLES, as_document, table_text, trace_names, write_results
 from specsim.io.settings import argument, setting
 from specsim.policy.base import Policy
+from specsim.report.board import BoardOptions as Described
+from specsim.report.board import Combined, EngineChoice, RankedBoard, Recommended
 from specsim.report.documents import BOARD_COLUMNS, board_rows
-from specsim.report.page import recommendation_text, speculation_text, spread_text, truncated_text
+from specsim.report.page import NEAR_PERCENT, recommendation_text, speculation_text, spread_text, truncated_text
 from specsim.report.table import as_text
+
+if TYPE_CHECKING:
+    from specsim.compare.leaderboard import Board
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,18 +59,17 @@ class BoardOptions(SplitSettings, BatchSettings, GpuSettings, AcceptSettings):
     jobs: int | None = setting(None, JOBS_HELP, low=1)
 
     @property
-    def described(self) -> dict[str, Any]:
+    def described(self) -> Described:
         """The options that the document names."""
-        options = {
-            "cost": ", ".join(path.name for path in self.cost) or self.gpu_text,
-            "draft_cost": self.draft_cost.name if self.draft_cost else None,
-            "batch": self.batch,
-            "trials": self.trials,
-            "tuning_share": self.tuning_share,
-            "seeds": self.replays,
-            "seed": self.seed,
-        }
-        return {name: value for name, value in options.items() if value is not None}
+        return Described(
+            cost=", ".join(path.name for path in self.cost) or self.gpu_text,
+            draft_cost=self.draft_cost.name if self.draft_cost else None,
+            batch=self.batch,
+            trials=self.trials,
+            tuning_share=self.tuning_share,
+            seeds=self.replays,
+            seed=self.seed,
+        )
 
 
 def leaderboard(options: BoardOptions) -> Answer:
@@ -111,27 +116,36 @@ def leaderboard(options: BoardOptions) -> Answer:
                 progress=report,
             )
         document = as_document(boards, options.described)
-        for board, shown in zip(boards, document["boards"], strict=True):
-            if (recommended := board.recommended) is not None:
-                kind = str(board.meta.get("drafter_kind"))
-                shown["recommended"]["flags"] = _flags(recommended.policy, kind)
-                fixed = next((row for row in board.rows if row.policy.name == "fixed_k"), None)
-                if fixed is not None and not shown["recommended"]["flags"] and (own := _flags(fixed.policy, kind)):
-                    shown["recommended"]["for_engines"] = {"label": fixed.label, "flags": own}
+        shown = [
+            replace(one, recommended=_with_flags(board)) for board, one in zip(boards, document.boards, strict=True)
+        ]
+        document = replace(document, boards=shown)
         if out is not None and table:
             write_text(out, table_text(document, out.suffix))
         elif out is not None:
             write_results(out, document)
 
     def show() -> None:
-        for board in document["boards"]:
+        for board in document.boards:
             print_board(board)
-        for group in document["combined"]:
+        for group in document.combined:
             _print_combined(group, len(traces))
         if out is not None:
             print(f"table: {out}" if table else f"full report: {out / 'report.html'}")
 
-    return Answer(document, show)
+    return Answer(document.as_dict(), show)
+
+
+def _with_flags(board: Board) -> Recommended | None:
+    """Return the recommended policy with the engines' flags, or else the fixed K that they have a flag for."""
+    recommended, drafter = board.recommended, str(board.meta.get("drafter_kind"))
+    if recommended is None:
+        return None
+    flags, instead = _flags(recommended.policy, drafter), None
+    fixed = next((row for row in board.rows if row.policy.name == "fixed_k"), None)
+    if fixed is not None and not flags and (own := _flags(fixed.policy, drafter)):
+        instead = EngineChoice(fixed.label, own)
+    return Recommended(recommended.label, NEAR_PERCENT, flags, instead)
 
 
 def _flags(policy: Policy, drafter: str) -> dict[str, str]:
@@ -145,28 +159,29 @@ def _flags(policy: Policy, drafter: str) -> dict[str, str]:
     return {name: draft_length_flags(name, policy.k, kind) for name, kinds in NAMES.items() if kind in kinds}
 
 
-def _print_combined(group: Mapping[str, Any], traces: int) -> None:
+def _print_combined(group: Combined, traces: int) -> None:
     rows = [
-        [row["label"], f"{row['speedup']:.3f}", f"{row['mean_rank']:.1f}", ", ".join(map(str, row["ranks"]))]
-        for row in group["standings"]
+        [row.label, f"{row.speedup:.3f}", f"{row.mean_rank:.1f}", ", ".join(map(str, row.ranks))]
+        for row in group.standings
     ]
-    title = f"all {traces} traces, drafts up to {group['max_draft']}"
+    title = f"all {traces} traces, drafts up to {group.max_draft}"
     print_table(title, ["policy", "geometric mean speedup", "mean rank", "ranks"], rows)
 
 
-def print_board(board: Mapping[str, Any]) -> None:
+def print_board(board: RankedBoard) -> None:
     """Print a leaderboard: the ranking, and what was skipped."""
+    leader = board.rows[0]
     title = (
-        f"{board['trace']}: drafts up to {board['max_draft']}, tuned on {board['sequences']['tuning']} sequences, "
-        f"ranked on {board['sequences']['holdout']} held-out ones"
+        f"{board.trace}: drafts up to {board.max_draft}, tuned on {board.sequences.tuning} sequences, ranked on "
+        f"{board.sequences.holdout} held-out ones"
     )
     print_table(title, *as_text(BOARD_COLUMNS, board_rows(board)))
-    print(speculation_text(board["rows"][0]["label"], board["rows"][0]["speedup"]))
-    if board["cost_band"]:
-        print(f"The leader's speedup: {spread_text(board['rows'][0]['speedup'], board)}.")
+    print(speculation_text(leader.label, leader.speedup))
+    if board.cost_band:
+        print(f"The leader's speedup: {spread_text(leader.speedup, cost_band=board.cost_band)}.")
     for line in recommendation_text(board):
         print(line)
-    for line in truncated_text(board["rows"]):
+    for line in truncated_text((row.label, row.truncated_share) for row in board.rows):
         print(line)
-    print_notes(board["warnings"], "warning")
-    print_skipped("not on this leaderboard", board["skipped"])
+    print_notes(board.warnings, "warning")
+    print_skipped("not on this leaderboard", [(line.policy, line.reason) for line in board.skipped])

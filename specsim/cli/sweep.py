@@ -82,13 +82,13 @@ def _check_distinct(kind: str, values: list[str]) -> None:
 
 
 def _print_sweep(swept: Swept, table: Path | None) -> None:
-    from specsim.replaying.intervals import against_baseline, interval_text
+    from specsim.replaying.intervals import Estimate, against_baseline
 
     rows = []
     for cell, best, reason in zip(swept.cells, swept.best, swept.reasons, strict=True):
         if best:
-            speedup = best.holdout["speedup"]
-            figures = [f"{best.tuning_speedup:.3f}", interval_text(speedup), against_baseline(speedup)]
+            speedup = Estimate(**best.holdout["speedup"])
+            figures = [f"{best.tuning_speedup:.3f}", str(speedup), against_baseline(speedup)]
             figures += [f"{best.holdout['tau']:.2f}", best.settings]
         else:
             figures = ["", "", "", "", f"none: {reason}"]

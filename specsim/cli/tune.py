@@ -96,7 +96,7 @@ def _print_tuned(result: TuneResult) -> None:
     regret_of = f"gap to the oracle of {oracle_name([type(result.best), FixedK])}"
     columns = ["", "tuning speedup", "held-out speedup [95 % interval]", "tuned gains", "tau", regret_of, "policy"]
     print_table("; ".join([title, *tuned.notes]), columns, rows)
-    print(speculation_text(f"{result.best.name}, tuned", tuned.speedup.as_dict()))
+    print(speculation_text(f"{result.best.name}, tuned", tuned.speedup))
     print_notes(result.warnings, "warning")
 
 

@@ -33,9 +33,11 @@ from specsim.replaying.checks import unsupported_reason
 from specsim.replaying.intervals import Comparison, Estimate, against_baseline, ratio_interval, simultaneous
 from specsim.replaying.prediction import Prediction, oracle_name, oracle_seconds, summarise
 from specsim.replaying.priced import PricedTrace
-from specsim.replaying.replay import compile_kernel
+from specsim.replaying.replay import Replay, compile_kernel
 from specsim.replaying.result import Result
-from specsim.replaying.rounds import PARTS
+from specsim.replaying.rounds import RoundLog
+from specsim.report.board import RankedBoard, RankedRow, Recommended, Recorded
+from specsim.report.experiment import Difference, Parts, PartSeconds, Skipped
 from specsim.report.page import NEAR_PERCENT, simplest
 from specsim.trace.files import TraceLike
 from specsim.trace.joined import JoinedTrace
@@ -45,10 +47,6 @@ from specsim.trace.trace import Trace
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-
-from specsim.replaying.replay import Replay
-from specsim.replaying.rounds import RoundLog
 
 
 def leaderboard(
@@ -368,28 +366,36 @@ class Row:
         """Least number of verified tokens that a share q of the rounds does not exceed."""
         return int(np.searchsorted(self.lengths.cumsum(), q * self.lengths.sum()))
 
-    def as_dict(self) -> dict[str, Any]:
-        document = self.prediction.as_dict()
-        keys = ("policy", "params", "speedup", "v_d", "r_d", "hm", "tau", "oracle_regret")
-        return {
-            "label": self.label,
-            "settings": str(self.policy).removeprefix(self.policy.name)[1:-1],
-            "tuned": self.tuned,
-            **{key: document[key] for key in keys},
-            "speedup": self.speedup.as_dict(),
-            "learned_rule_gap": self.rule_gap,
-            "train_speedup": self.train_speedup,
-            "mean_draft_tokens": self.mean_length,
-            "draft_tokens_quantiles": {f"{q:g}": self.length_quantile(q) for q in (0.1, 0.5, 0.9)},
-            "rounds_by_draft_tokens": self.lengths.tolist(),
-            "token_seconds": dict(zip(PARTS, self.token_s, strict=True)),
-            "truncated_trials": self.truncated_trials,
-            "truncated_share": (document["truncated_rounds"] or 0) / document["rounds"],
-            "seeds": self.replays,
-            "tied_with_leader": self.tied,
-            "leader_minus_this": self.to_leader.as_dict() if self.to_leader else None,
-            "sequence_seconds": self.speculative_s.tolist(),
-        }
+    def document(self, domain_speedups: dict[str, float]) -> RankedRow:
+        """Return the row of leaderboard.json. domain_speedups : by domain"""
+        prediction, behind = self.prediction, self.to_leader
+        assert prediction.oracle_regret is not None
+        return RankedRow(
+            label=self.label,
+            settings=str(self.policy).removeprefix(self.policy.name)[1:-1],
+            tuned=self.tuned,
+            policy=self.policy.name,
+            params=self.policy.settings,
+            speedup=self.speedup,
+            v_d=prediction.v_d,
+            r_d=prediction.r_d,
+            hm=prediction.hm,
+            tau=prediction.tau,
+            oracle_regret=prediction.oracle_regret,
+            learned_rule_gap=self.rule_gap,
+            train_speedup=self.train_speedup,
+            mean_draft_tokens=self.mean_length,
+            draft_tokens_quantiles={f"{q:g}": self.length_quantile(q) for q in (0.1, 0.5, 0.9)},
+            rounds_by_draft_tokens=self.lengths.tolist(),
+            token_seconds=PartSeconds(*self.token_s),
+            truncated_trials=self.truncated_trials,
+            truncated_share=prediction.truncated_share,
+            seeds=self.replays,
+            tied_with_leader=self.tied,
+            leader_minus_this=None if behind is None else Difference.of(behind),
+            sequence_seconds=self.speculative_s.tolist(),
+            domain_speedups=domain_speedups,
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -446,7 +452,7 @@ class Board(Result):
         """Speedup of every row with its 95 % interval, between the baseline and the oracle."""
         from specsim.report.leaderboard_figures import ranking_figure  # matplotlib is slow to import
 
-        return ranking_figure(self.as_dict())
+        return ranking_figure(self.document.rows, self.oracle)
 
     def domain_speedups(self, row: Row) -> dict[str, float]:
         """Speedup of a row on the held-out sequences of every domain."""
@@ -458,7 +464,7 @@ class Board(Result):
     @property
     def recommended(self) -> Row | None:
         """The row with the fewest settings of those within `NEAR_PERCENT` of the best; None if none surely gains."""
-        if against_baseline(self.rows[0].speedup.as_dict()) != "faster":
+        if against_baseline(self.rows[0].speedup) != "faster":
             return None
         return self.rows[simplest((row.speedup, len(fields(row.policy))) for row in self.rows)]
 
@@ -484,30 +490,40 @@ class Board(Result):
             warned.insert(0, f"not significant on {self.holdout} sequences: the leader's lead over {others}")
         return [*([self.unjudged] if self.unjudged else []), *warned]
 
+    @property
+    def document(self) -> RankedBoard:
+        """Return the board of leaderboard.json."""
+        meta, recommended = self.meta, self.recommended
+        date = (meta.get("provenance") or {}).get("date")
+        return RankedBoard(
+            trace=self.trace,
+            max_draft=self.max_draft,
+            recorded=Recorded(
+                meta.get("target"),
+                meta.get("drafter"),
+                meta.get("decoding"),
+                meta.get("device"),
+                meta.get("dtype"),
+                date,
+            ),
+            sequences=Parts(self.tuning, self.holdout),
+            output_tokens=self.output_tokens,
+            baseline_token_seconds=float(self.baseline_s.sum()) / self.output_tokens,
+            oracle=self.oracle,
+            oracle_of=self.oracle_of,
+            learned_rule=str(self.rule) if self.rule else None,
+            learned_rule_speedup=self.rule_speedup,
+            rows=[row.document(self.domain_speedups(row)) for row in self.rows],
+            recommended=None if recommended is None else Recommended(recommended.label, NEAR_PERCENT),
+            cost_band=None if self.cost_band is None else list(self.cost_band),
+            unjudged=self.unjudged,
+            skipped=[Skipped(policy=policy, reason=reason) for policy, reason in self.skipped],
+            warnings=self.warnings,
+        )
+
     def as_dict(self) -> dict[str, Any]:
-        keys = ("target", "drafter", "decoding", "device", "dtype")
-        recommended = self.recommended
-        return {
-            "trace": self.trace,
-            "max_draft": self.max_draft,
-            "recorded": {
-                **{key: self.meta.get(key) for key in keys},
-                "date": (self.meta.get("provenance") or {}).get("date"),
-            },
-            "sequences": {"tuning": self.tuning, "holdout": self.holdout},
-            "output_tokens": self.output_tokens,
-            "baseline_token_seconds": float(self.baseline_s.sum()) / self.output_tokens,
-            "oracle": self.oracle.as_dict(),
-            "oracle_of": self.oracle_of,
-            "learned_rule": str(self.rule) if self.rule else None,
-            "learned_rule_speedup": self.rule_speedup.as_dict() if self.rule_speedup else None,
-            "rows": [{**row.as_dict(), "domain_speedups": self.domain_speedups(row)} for row in self.rows],
-            "recommended": recommended and {"label": recommended.label, "within_percent": NEAR_PERCENT},
-            "cost_band": None if self.cost_band is None else list(self.cost_band),
-            "unjudged": self.unjudged,
-            "skipped": [{"policy": name, "reason": reason} for name, reason in self.skipped],
-            "warnings": self.warnings,
-        }
+        """Return the JSON form."""
+        return self.document.as_dict()
 
 
 def replay_seeds(priced: PricedTrace, policy: Policy, seeds: Sequence[int]) -> list[Replay]:

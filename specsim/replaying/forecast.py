@@ -9,6 +9,7 @@ import numpy as np
 
 from specsim.cost.profile import NORMAL
 from specsim.io.arrays import Floats, Strings
+from specsim.replaying.document import Document
 from specsim.replaying.intervals import CONFIDENCE, LARGEST_EXPONENT, Estimate, filled_columns, student_quantile
 
 
@@ -45,16 +46,26 @@ def forecast_interval(
     return Estimate(value, value / factor, value * factor)
 
 
-def error_summary(forecasts: Sequence[float], measured: Sequence[float]) -> dict[str, float]:
-    """Summarise by how many percent forecast speedups lie above the measured ones.
+class ErrorSummary(Document, frozen=True):
+    """By how many percent predicted speedups lie above the measured ones, over policies.
 
-    Returns "median_abs_percent" and "p90_abs_percent" of the absolute errors; "largest_percent", the error that is
-    furthest from 0, with its sign; "mean_percent", which shows whether errors have one sign.
+    median_abs_percent, p90_abs_percent : of the absolute errors
+    largest_percent : the error that is furthest from 0, with its sign
+    mean_percent : shows whether errors have one sign
     """
+
+    median_abs_percent: float
+    p90_abs_percent: float
+    largest_percent: float
+    mean_percent: float
+
+
+def error_summary(forecasts: Sequence[float], measured: Sequence[float]) -> ErrorSummary:
+    """Summarise the errors of these speedups."""
     errors = 100 * (np.asarray(forecasts) / np.asarray(measured) - 1)
-    return {
-        "median_abs_percent": float(np.median(abs(errors))),
-        "p90_abs_percent": float(np.quantile(abs(errors), 0.9)),
-        "largest_percent": float(errors[abs(errors).argmax()]),
-        "mean_percent": float(errors.mean()),
-    }
+    return ErrorSummary(
+        median_abs_percent=float(np.median(abs(errors))),
+        p90_abs_percent=float(np.quantile(abs(errors), 0.9)),
+        largest_percent=float(errors[abs(errors).argmax()]),
+        mean_percent=float(errors.mean()),
+    )

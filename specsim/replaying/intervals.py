@@ -91,17 +91,15 @@ def beyond_floor(floor_percent: float, a: float, b: float) -> bool:
     return 100 * abs(a / b - 1) > floor_percent
 
 
-def against_baseline(
-    speedup: Mapping[str, float], floor_percent: float = 0.0
-) -> Literal["faster", "slower", "not significant"]:
+def against_baseline(speedup: Estimate, floor_percent: float = 0.0) -> Literal["faster", "slower", "not significant"]:
     """Compare a speedup, with its interval, with 1, the baseline's.
 
     floor_percent : the noise floor of a measurement; smaller differences are not significant
     """
-    if beyond_floor(floor_percent, speedup["estimate"], 1.0):
-        if speedup["low"] > 1:
+    if beyond_floor(floor_percent, speedup, 1.0):
+        if speedup.low > 1:
             return "faster"
-        if speedup["high"] < 1:
+        if speedup.high < 1:
             return "slower"
     return "not significant"
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from msgspec.structs import asdict
+
+from specsim.replaying.forecast import ErrorSummary
 from specsim.replaying.rounds import PARTS
+from specsim.report.board import RankedBoard, RankedRow
+from specsim.report.experiment import DrafterBoard, Validation
 from specsim.report.page import heading, macros, percent
 from specsim.report.table import (
     DIFFERENCE,
@@ -22,6 +26,7 @@ from specsim.report.table import (
     Format,
     Row,
     as_html,
+    as_number,
     behind_leader,
     plain,
     ranked,
@@ -37,9 +42,10 @@ def _board_policy(row: Row) -> str:
     return macros().policy(row["label"], row.get("settings"), row.get("tied_with_leader"))
 
 
-def token_s(row: Row) -> float:
+def token_s(row: RankedRow) -> float:
     """Seconds per output token of a leaderboard's row."""
-    return float(sum(row["token_seconds"].values()))
+    parts = row.token_seconds
+    return parts.draft + parts.policy + parts.verify + parts.other
 
 
 def _verified_html(row: Row) -> str:
@@ -76,34 +82,29 @@ BOARD_COLUMNS = (
     ),
     Column("gap to oracle", "oracle_regret", SHARE, "gap to\noracle"),
     Column("gap to learned rule", lambda row: row.get("learned_rule_gap"), SHARE, "gap to\nlearned rule", only=PAGE),
-    Column("tokens/s", lambda row: 1 / token_s(row) if "token_seconds" in row else None, TWO, only=PAGE),
-    Column("ms/token", lambda row: 1e3 * token_s(row) if "token_seconds" in row else None, TWO, only=PAGE),
+    Column("tokens/s", lambda row: 1 / row["token_s"] if "token_s" in row else None, TWO, only=PAGE),
+    Column("ms/token", lambda row: 1e3 * row["token_s"] if "token_s" in row else None, TWO, only=PAGE),
     Column("on tuning part", "train_speedup", THREE, "on tuning\npart", only=PAGE),
     Column("seeds", "seeds", only=PAGE),
     Column("settings", "settings", only=TERMINAL),
 )
 
 
-def board_rows(board: Mapping[str, Any]) -> list[Row]:
+def board_rows(board: RankedBoard) -> list[Row]:
     """Rows of `BOARD_COLUMNS`: the oracle, then the policies with the baseline among them."""
-    name = f"oracle of {board['oracle_of']}"
-    oracle = {"label": name, "place": "", "speedup": board["oracle"], "oracle_regret": 0.0, "row_class": "oracle"}
-    references = [oracle]
-    if board.get("learned_rule_speedup"):
-        rule = {
-            "label": "rule learned from the same signals",
-            "place": "",
-            "learned_rule_gap": 0.0,
-            "row_class": "oracle",
-        }
-        gap = board["oracle"]["estimate"] / board["learned_rule_speedup"]["estimate"] - 1
-        references.append({**rule, "speedup": board["learned_rule_speedup"], "oracle_regret": gap})
+    oracle = {"label": f"oracle of {board.oracle_of}", "speedup": board.oracle, "oracle_regret": 0.0}
+    references: list[Row] = [{**oracle, "place": "", "row_class": "oracle"}]
+    if board.learned_rule_speedup:
+        gaps = {"learned_rule_gap": 0.0, "oracle_regret": board.oracle / board.learned_rule_speedup - 1}
+        rule = {"label": "rule learned from the same signals", "speedup": board.learned_rule_speedup, **gaps}
+        references.append({**rule, "place": "", "row_class": "oracle"})
     baseline = {"label": "autoregressive", "speedup": 1.0, "tau": 1.0}
-    return [*references, *ranked(board["rows"], baseline, "speedup")]
+    rows = [{**asdict(row), "token_s": token_s(row)} for row in board.rows]
+    return [*references, *ranked(rows, baseline, "speedup")]
 
 
 FORECAST = Column("forecast", "forecast", SPEEDUP)
-WALL_CLOCK = Column("wall clock", "wall_clock_speedup", Format(lambda value: f"{value['estimate']:.3f}", SPEEDUP.html))
+WALL_CLOCK = Column("wall clock", "wall_clock_speedup", Format(lambda value: f"{as_number(value):.3f}", SPEEDUP.html))
 
 
 def _drafter_policy(row: Row) -> str:
@@ -139,11 +140,11 @@ def drafters_columns(*, measured: bool) -> list[Column]:
     ]
 
 
-def drafters_rows(document: Mapping[str, Any]) -> list[Row]:
+def drafters_rows(board: DrafterBoard) -> list[Row]:
     """Rows of `drafters_columns`, the baseline among them."""
     baseline = {"drafter": "autoregressive", "speedup": 1.0, "measured": 1.0, "tau": 1.0}
-    measured = document["rows"][0]["measured"] is not None
-    return ranked(document["rows"], baseline, "measured" if measured else "speedup")
+    measured = board.rows[0].measured is not None
+    return ranked([row.as_cells() for row in board.rows], baseline, "measured" if measured else "speedup")
 
 
 DRAFTER_COLUMNS = (
@@ -169,7 +170,7 @@ def _validated_policy(row: Row) -> str:
 
 def _forecast_error(row: Row) -> float | None:
     forecast = row.get("forecast")
-    return None if forecast is None else 100 * (forecast["estimate"] / row["measured"]["estimate"] - 1)
+    return None if forecast is None else 100 * (forecast / row["measured"] - 1)
 
 
 VALIDATION_COLUMNS = (
@@ -212,19 +213,18 @@ ERRORS = {  # key in "errors": what is compared with the measurement, its text, 
 }
 
 
-def error_rows(document: Mapping[str, Any]) -> list[Row]:
+def error_rows(errors: Mapping[str, ErrorSummary]) -> list[Row]:
     """Rows of `ERROR_COLUMNS`."""
-    errors = document["errors"]
     return [
-        {"name": name, "text": text, "costs": costs, **errors[key]}
+        {"name": name, "text": text, "costs": costs, **asdict(errors[key])}
         for key, (name, text, costs) in ERRORS.items()
         if key in errors
     ]
 
 
-def error_table(document: Mapping[str, Any]) -> list[str]:
+def error_table(errors: Mapping[str, ErrorSummary]) -> list[str]:
     """Render the errors of the forecast and of replays that knew more; nothing if nothing was measured."""
-    rows = error_rows(document)
+    rows = error_rows(errors)
     return [heading("Errors against the measurement"), as_html("errors", ERROR_COLUMNS, rows)] if rows else []
 
 
@@ -245,8 +245,8 @@ DOMAIN_COLUMNS = (
 )
 
 
-def validation_rows(document: Mapping[str, Any]) -> list[Row]:
+def validation_rows(validation: Validation) -> list[Row]:
     """Rows of `VALIDATION_COLUMNS`, by measured speedup, the baseline among the policies."""
     baseline = {"label": "autoregressive", "role": "baseline", "measured": 1.0, "tau": 1.0, "overhead": 1.0}
-    rows = sorted(document["rows"], key=lambda row: -float(row["measured"]["estimate"]))
-    return ranked(rows, {**baseline, **document["baseline"]}, "measured")
+    rows = sorted(validation.rows, key=lambda row: -row.measured)
+    return ranked([row.as_cells() for row in rows], {**baseline, **asdict(validation.baseline)}, "measured")

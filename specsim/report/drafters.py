@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import asdict
 
 from specsim.io.errors import InputError
 from specsim.io.files import write_text
 from specsim.report import leaderboard_figures as figures
 from specsim.report import page
 from specsim.report.documents import DRAFTER_COLUMNS, drafters_columns, drafters_rows, error_table
+from specsim.report.experiment import DrafterBoard
 from specsim.report.table import as_csv, as_html, behind_leader
 
-Row = Mapping[str, Any]
-KIND = "specsim-drafter-leaderboard"
 CSV_COLUMNS = (
     "rank", "drafter", "role", "policy", "form", "settings", "own_target", "best_of_drafter", "speedup", "speedup_low",
     "speedup_high", "tied_with_leader", "leader_minus_this", "leader_minus_this_low", "leader_minus_this_high",
@@ -54,26 +55,26 @@ DEFINITIONS = {
 }
 
 
-def write_drafters_table(path: Path, document: Mapping[str, Any]) -> None:
+def write_drafters_table(path: Path, board: DrafterBoard) -> None:
     """One CSV line per row, best first; speedups as ratios."""
-    rows = enumerate(document["rows"], start=1)
+    rows = enumerate((row.as_cells() for row in board.rows), start=1)
     flat = ({"rank": rank, **row, "leader_minus_this": behind_leader(row)} for rank, row in rows)
     write_text(path, as_csv(CSV_COLUMNS, flat))
 
 
-def render_drafters(document: Mapping[str, Any]) -> str:
+def render_drafters(board: DrafterBoard) -> str:
     """Render `drafters_result` as a self-contained HTML page; the same document gives the same bytes."""
-    return page.page(drafters_result(document))
+    return page.page(drafters_result(board, page.notes_of(board.as_dict())))
 
 
-def drafters_result(document: Mapping[str, Any]) -> page.Result:
-    """What a page shows of a leaderboard of drafters.
+def drafters_result(board: DrafterBoard, notes: Sequence[str]) -> page.Result:
+    """What a page shows of a leaderboard of drafters. notes : of its document
 
-    document : what `realrun board --json` prints. Raises InputError for another document.
+    Raises InputError if it has no row.
     """
-    if document.get("kind") != KIND or not document.get("rows"):
-        raise InputError(f"report: the document is not a {KIND} with rows; give what `realrun board` wrote")
-    rows = document["rows"]
+    if not board.rows:
+        raise InputError("report: the leaderboard has no rows; give what `realrun board` wrote")
+    rows, measured = board.rows, board.rows[0].measured is not None
     drawn = page.figure(
         "wide",
         "Ranking",
@@ -84,87 +85,81 @@ def drafters_result(document: Mapping[str, Any]) -> page.Result:
     times = page.figure(
         "wide",
         "Where the time goes",
-        figures.time_per_token(
-            {"rows": rows, "baseline_token_seconds": document["autoregressive_token_seconds"]}, "drafters"
-        ),
+        figures.time_per_token(rows, board.autoregressive_token_seconds, "drafters"),
         "Replayed time per output token by what it is spent on; the dashed line is autoregressive decoding.",
     )
-    verdict, *main = _lead(document)
+    verdict, *main = _lead(board)
     body = [
         *main,
-        page.heading(f"Drafters and policies, by {'predicted' if rows[0]['measured'] is None else 'measured'} speedup"),
-        as_html("drafters", drafters_columns(measured=rows[0]["measured"] is not None), drafters_rows(document)),
-        *error_table(document),
+        page.heading(f"Drafters and policies, by {'measured' if measured else 'predicted'} speedup"),
+        as_html("drafters", drafters_columns(measured=measured), drafters_rows(board)),
+        *error_table(board.errors),
         page.stack([drawn, times]),
         page.heading("The drafters"),
-        as_html("about", DRAFTER_COLUMNS, document["drafters"]),
+        as_html("about", DRAFTER_COLUMNS, map(asdict, board.drafters)),
     ]
-    if document["skipped"]:
+    if board.skipped:
         left_out: dict[tuple[str, str], list[str]] = {}
-        for row in document["skipped"]:
-            left_out.setdefault((row["policy"], row["reason"]), []).append(row["drafter"])
+        for row in board.skipped:
+            left_out.setdefault((row.policy, row.reason), []).append(str(row.drafter))
         pairs = ((f"{policy} with {', '.join(names)}", reason) for (policy, reason), names in left_out.items())
         body += [page.heading("Not compared", 3), page.facts(pairs)]
     body += [
         page.heading("How it was made"),
-        page.facts(_facts(document)),
+        page.facts(_facts(board)),
         page.heading("Definitions"),
         *page.definitions(DEFINITIONS),
     ]
     return page.Result(
         "Drafters, each with its best policies",
-        f"Drafters of {document['target']}",
+        f"Drafters of {board.target}",
         verdict,
         body,
-        page.notes_of(document),
+        notes,
     )
 
 
-def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:
-    rows, sequences = document["rows"], document["sequences"]
-    top = rows[0]
-    ties = [row for row in rows if row["tied_with_leader"]]
-    choice = [page.choice_text(document["choice"])] if document.get("choice") else []
-    by, kind, speedup = "By prediction", "predicted", top["speedup"]
-    costs = {"cost": f"measured on {document['device']}"}
-    if top["measured"] is not None:
-        by, kind, speedup, costs = "As measured", "measured", top["measured"], {}
+def _lead(board: DrafterBoard) -> tuple[str, str, str]:
+    rows, top, sequences = board.rows, board.rows[0], board.sequences
+    ties = [row.label for row in rows if row.tied_with_leader]
+    by, kind, speedup, cost = "By prediction", "predicted", top.speedup, f"measured on {board.device}"
+    if top.measured is not None:
+        by, kind, speedup, cost = "As measured", "measured", top.measured, ""
     made = (
-        f"Policies were tuned for each of {len(document['drafters'])} drafters on {sequences['tuning']:,} prompts and "
-        f"replayed on {sequences['holdout']:,} others, {document['output_tokens']:,} output tokens, under "
-        f"{page.decoding_text(document['decoding'])}."
+        f"Policies were tuned for each of {len(board.drafters)} drafters on {sequences.tuning:,} prompts and "
+        f"replayed on {sequences.holdout:,} others, {board.output_tokens:,} output tokens, under "
+        f"{page.decoding_text(board.decoding)}."
     )
-    verdict = f"{by}: {page.speculation_text(top['label'], speedup, document['noise_floor_percent'] or 0.0)}"
+    verdict = f"{by}: {page.speculation_text(top.label, speedup, board.noise_floor_percent or 0.0)}"
     if ties:
-        verdict += f" Not significantly slower: {', '.join(row['label'] for row in ties)}."
+        verdict += f" Not significantly slower: {', '.join(ties)}."
     boxes = [
-        (f"{speedup['estimate']:.2f}", f"best {kind} speedup, {top['label']}: {page.spread_text(speedup, costs)}"),
+        (f"{speedup:.2f}", f"best {kind} speedup, {top.label}: {page.spread_text(speedup, cost)}"),
         (f"{len(ties) + 1} of {len(rows)}", "policies may be the fastest: differences not significant"),
     ]
-    measured = [row for row in rows if row["measured"] is not None]
+    measured = sum(row.measured is not None for row in rows)
     if measured:
-        error = document["errors"]["forecast"]["median_abs_percent"]
+        error = board.errors["forecast"].median_abs_percent
+        choice = [page.choice_text(board.choice)] if board.choice else []
         verdict += f" Forecasts miss them by {error:.1f} % in the median."
-        boxes += [(f"{error:.1f} %", f"median absolute error of {len(measured)} forecasts")]
-        made += " " + " ".join([page.forecast_text(document), *choice, *page.wall_clock_text(rows)])
+        boxes += [(f"{error:.1f} %", f"median absolute error of {measured} forecasts")]
+        made += " " + " ".join([page.forecast_text(board.forecast, rows), *choice, *page.wall_clock_text(rows)])
     return verdict, page.lead(made), page.tiles(boxes)
 
 
-def _facts(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    sequences, floor = document["sequences"], document["noise_floor_percent"]
-    repeats = document["options"]["repeats"]
+def _facts(board: DrafterBoard) -> list[tuple[str, Any]]:
+    sequences, floor = board.sequences, board.noise_floor_percent
+    measured = []
+    if floor is not None:
+        measured = [("machine", page.machine_text(board)), ("measured", page.repeats_text(board.options.repeats))]
     return [
-        ("target", f"{document['target']}, {document['dtype']} on {document['device']}"),
-        ("decoding", page.decoding_text(document["decoding"])),
-        ("prompts", page.prompts_text(document["prompts"])),
-        *(
-            []
-            if floor is None
-            else [("machine", page.machine_text(document)), ("measured", page.repeats_text(repeats))]
-        ),
-        ("sequences", f"{sequences['tuning']:,} for tuning, {sequences['holdout']:,} held out"),
-        ("autoregressive step, predicted", f"{1e3 * document['autoregressive_token_seconds']:.2f} ms"),
+        ("target", f"{board.target}, {board.dtype} on {board.device}"),
+        ("decoding", page.decoding_text(board.decoding)),
+        ("prompts", page.prompts_text(board.prompts)),
+        *measured,
+        ("sequences", f"{sequences.tuning:,} for tuning, {sequences.holdout:,} held out"),
+        ("autoregressive step, predicted", f"{1e3 * board.autoregressive_token_seconds:.2f} ms"),
         *([] if floor is None else [("noise floor", f"{floor:.2f} %")]),
-        *((key.replace("_", " "), value) for key, value in document["options"].items()),
-        *document["environment"].items(),
+        *((key.replace("_", " "), value) for key, value in asdict(board.options).items()),
+        *board.environment.items(),
     ]

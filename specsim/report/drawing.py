@@ -23,6 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specsim.io.arrays import Floats, IntArray
+from specsim.replaying.intervals import Estimate
 
 PREDICTED, MEASURED, ADAPTIVE = "#0072b2", "#d55e00", "#007a5a"
 INK, MUTED, RULE = "#1f2328", "#656d76", "#e4e7eb"
@@ -68,9 +69,10 @@ def styled() -> Iterator[None]:
         yield
 
 
-def estimates(values: Iterable[Mapping[str, float]]) -> tuple[Floats, Floats, Floats]:
+def estimates(values: Iterable[Mapping[str, float] | Estimate]) -> tuple[Floats, Floats, Floats]:
     """Estimates, lower and upper ends, each [n]."""
-    table = np.array([(v["estimate"], v["low"], v["high"]) for v in values], dtype=np.float64)
+    numbers = [value if isinstance(value, Estimate) else Estimate(**value) for value in values]
+    table = np.array([(value.estimate, value.low, value.high) for value in numbers], dtype=np.float64)
     return table[:, 0], table[:, 1], table[:, 2]
 
 
@@ -116,7 +118,7 @@ def rows_figure(labels: Sequence[str], height: float, margin: float = 0.6) -> tu
 def draw_intervals(
     axes: Axes,
     y: npt.ArrayLike,
-    values: Iterable[Mapping[str, float]],
+    values: Iterable[Mapping[str, float] | Estimate],
     color: str,
     tooltips: Sequence[str] = (),
     **style: Any,

@@ -10,24 +10,29 @@ from specsim.io.errors import InputError
 from specsim.io.json import read_json
 from specsim.report.advice import KIND as ADVICE
 from specsim.report.advice import advice_result
+from specsim.report.board import Leaderboard
 from specsim.report.doctor import KIND as DOCTOR
 from specsim.report.doctor import doctor_result
-from specsim.report.drafters import KIND as DRAFTERS
 from specsim.report.drafters import drafters_result
+from specsim.report.experiment import DrafterBoard, Validation
 from specsim.report.hardware import comparison_result
-from specsim.report.leaderboard import KIND as LEADERBOARD
 from specsim.report.leaderboard import leaderboard_result
-from specsim.report.page import Result, joined, page
+from specsim.report.page import Result, joined, notes_of, page
 from specsim.report.tuning import tuning_result
-from specsim.report.validation import KIND as VALIDATION
 from specsim.report.validation import validation_result
 
 Render = Callable[[Mapping[str, Any]], Result]
 IN_FOLDER = ("validation.json", "leaderboard.json", "comparison.json")
 KINDS: dict[str, Render] = {
-    VALIDATION: validation_result,
-    LEADERBOARD: leaderboard_result,
-    DRAFTERS: drafters_result,
+    "specsim-validation": lambda document: validation_result(
+        Validation.from_json(document, "the validation", "validate again"), notes_of(document)
+    ),
+    "specsim-leaderboard": lambda document: leaderboard_result(
+        Leaderboard.from_json(document, "the leaderboard", "rank again"), notes_of(document)
+    ),
+    "specsim-drafter-leaderboard": lambda document: drafters_result(
+        DrafterBoard.from_json(document, "the leaderboard", "give what `realrun board` wrote"), notes_of(document)
+    ),
     DOCTOR: doctor_result,
     ADVICE: advice_result,
     "specsim-cost-comparison": comparison_result,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specsim.replaying.intervals import against_baseline
+from specsim.replaying.intervals import Estimate, against_baseline
 from specsim.report import hardware_figures as figures
 from specsim.report import page
 from specsim.report.table import PAGE, SPEEDUP, TERMINAL, THREE, TWO, Column, as_html, plain
@@ -58,7 +58,7 @@ def comparison_result(document: Row) -> page.Result:
     """
     options, rows, parts = document["options"], document["rows"], document["sequences"]
     best = max(rows, key=lambda row: float(row["speedup"]["estimate"]))
-    speedup = best["speedup"]
+    speedup = Estimate(**best["speedup"])
     recorded = document["recorded"]
     made = (
         f"Acceptance is that of {recorded['target']} with {recorded['drafter']}, "
@@ -69,18 +69,17 @@ def comparison_result(document: Row) -> page.Result:
     verdict = page.speculation_text(f"{best['settings']} on {best['gpu']} at batch {best['batch']}", speedup)
     if len(rows) > 1 and against_baseline(speedup) == "faster":
         slower = [
-            f"{row['gpu']} at batch {row['batch']}" for row in rows if against_baseline(row["speedup"]) == "slower"
+            f"{row['gpu']} at batch {row['batch']}"
+            for row in rows
+            if against_baseline(Estimate(**row["speedup"])) == "slower"
         ]
         verdict += f" Do not speculate on {', '.join(slower)}." if slower else ""
     engine = f" and {options['engine']}'s overhead" if options["engine"] else ""
-    boxes = (
-        (
-            f"{row['speedup']['estimate']:.2f}",
-            f"{row['gpu']}, batch {row['batch']}, s_d / s_t {row['step_ratio']:.3f}: "
-            f"{page.spread_text(row['speedup'], {'cost': f'data sheet{engine}', **row})}",
-        )
-        for row in rows
-    )
+    boxes = []
+    for row in rows:
+        predicted, cost = Estimate(**row["speedup"]), row.get("cost", f"data sheet{engine}")
+        where = f"{row['gpu']}, batch {row['batch']}, s_d / s_t {row['step_ratio']:.3f}"
+        boxes.append((f"{predicted:.2f}", f"{where}: {page.spread_text(predicted, cost, row.get('cost_band'))}"))
     share = document["share"]
     drawn = (
         (

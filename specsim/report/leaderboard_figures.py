@@ -6,8 +6,7 @@ oracle, in every figure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,9 +14,10 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from specsim.io.arrays import IntArray
+from specsim.replaying.intervals import Estimate
 from specsim.report import drawing
-
-Row = Mapping[str, Any]
+from specsim.report.board import RankedRow
+from specsim.report.experiment import BoardRow
 
 LEADING, BEHIND, ORACLE = "#007a5a", "#0072b2", "#d55e00"
 PARTS = (  # key, legend, color
@@ -31,21 +31,20 @@ MOST_CELLS = 21  # of a line, before numbers of tokens share cells
 
 
 @drawing.styled()
-def ranking_figure(board: Mapping[str, Any]) -> Figure:
+def ranking_figure(rows: Sequence[RankedRow], oracle: float) -> Figure:
     """Speedup of every row with its interval, best on top, between the baseline and the oracle."""
-    rows, oracle = board["rows"], board["oracle"]
     figure, axes, y = _board_figure(rows)
     axes.axvline(1, **drawing.DASHED)
     for height, row in zip(y, rows, strict=True):
-        drawing.note_beside(axes, height, f"{row['speedup']['estimate']:.3f}", _color(row, rows))
+        drawing.note_beside(axes, height, f"{row.speedup:.3f}", _color(row, rows))
     for color in (LEADING, BEHIND):
         at = [place for place, row in enumerate(rows) if _color(row, rows) == color]
         if at:
-            drawing.draw_intervals(axes, y[at], [rows[i]["speedup"] for i in at], color, [rows[i]["label"] for i in at])
+            drawing.draw_intervals(axes, y[at], [rows[i].speedup for i in at], color, [rows[i].label for i in at])
     places = {
         "autoregressive": (1.0, "data", "center", drawing.MUTED)
     }  # the oracle may be so far away that rows look alike
-    places[f"oracle {oracle['estimate']:.2f} \u2192"] = (1.0, "axes fraction", "right", ORACLE)
+    places[f"oracle {oracle:.2f} \u2192"] = (1.0, "axes fraction", "right", ORACLE)
     for text, (place, unit, align, color) in places.items():
         axes.annotate(
             text,
@@ -62,26 +61,27 @@ def ranking_figure(board: Mapping[str, Any]) -> Figure:
 
 
 @drawing.styled()
-def ranking(board: Mapping[str, Any], name: str) -> str:
+def ranking(rows: Sequence[RankedRow], oracle: float, name: str) -> str:
     """`ranking_figure` as SVG."""
-    return drawing.svg(ranking_figure(board), f"{name}-ranking", "Policies by speedup")
+    return drawing.svg(ranking_figure(rows, oracle), f"{name}-ranking", "Policies by speedup")
 
 
 @drawing.styled()
-def drafters(rows: Sequence[Row]) -> str:
+def drafters(rows: Sequence[BoardRow]) -> str:
     """Draw each row's replayed speedup with its interval, and below it the measured speedup, if any."""
     figure, axes, y = _board_figure(rows, extra=0.3)
     axes.axvline(1, **drawing.DASHED)
-    replay = "predicted" if rows[0]["measured"] is None else "from own rounds"
+    replay = "predicted" if rows[0].measured is None else "from own rounds"
     for color, label in ((LEADING, f"{replay}, not significantly behind the leader"), (BEHIND, replay)):
         at = [place for place, row in enumerate(rows) if _color(row, rows) == color]
         if at:
-            drawing.draw_intervals(axes, y[at] + 0.12, [rows[i]["speedup"] for i in at], color, label=label)
+            drawing.draw_intervals(axes, y[at] + 0.12, [rows[i].speedup for i in at], color, label=label)
     for height, row in zip(y, rows, strict=True):
-        drawing.note_beside(axes, height, f"{row['speedup']['estimate']:.3f}", _color(row, rows))
-    at = [place for place, row in enumerate(rows) if row["measured"] is not None]
+        drawing.note_beside(axes, height, f"{row.speedup:.3f}", _color(row, rows))
+    at = [place for place, row in enumerate(rows) if row.measured is not None]
+    measured = [row.measured for row in rows if row.measured is not None]
     if at:
-        drawing.draw_intervals(axes, y[at] - 0.16, [rows[i]["measured"] for i in at], ORACLE, fmt="D", label="measured")
+        drawing.draw_intervals(axes, y[at] - 0.16, measured, ORACLE, fmt="D", label="measured")
     axes.margins(x=0.04)
     axes.set_xlabel(drawing.SPEEDUP_AXIS)
     figure.legend(loc="outside upper right", ncols=3, handletextpad=0.3, columnspacing=1.4)
@@ -89,11 +89,10 @@ def drafters(rows: Sequence[Row]) -> str:
 
 
 @drawing.styled()
-def draft_lengths(board: Mapping[str, Any], name: str) -> str:
+def draft_lengths(rows: Sequence[RankedRow], name: str) -> str:
     """Share of rounds by verified tokens, a line of cells per policy, with the mean; many tokens share cells."""
-    rows = board["rows"]
-    longest = max(len(row["rounds_by_draft_tokens"]) for row in rows)
-    counts = np.array([np.pad(c, (0, longest - len(c))) for c in (row["rounds_by_draft_tokens"] for row in rows)])
+    longest = max(len(row.rounds_by_draft_tokens) for row in rows)
+    counts = np.array([np.pad(c, (0, longest - len(c))) for c in (row.rounds_by_draft_tokens for row in rows)])
     means = counts @ np.arange(longest) / np.maximum(counts.sum(axis=1), 1)
     starts = np.arange(longest)
     if longest > MOST_CELLS:
@@ -120,23 +119,31 @@ def draft_lengths(board: Mapping[str, Any], name: str) -> str:
 
 
 @drawing.styled()
-def time_per_token(board: Mapping[str, Any], name: str) -> str:
-    """Milliseconds per output token by what they were spent on; with an oracle, the gap to it stands beside."""
-    rows = board["rows"]
+def time_per_token(
+    rows: Sequence[RankedRow | BoardRow],
+    baseline_s: float,
+    name: str,
+    oracle: Estimate | None = None,
+    gaps: Sequence[float] = (),
+) -> str:
+    """Milliseconds per output token by what they were spent on; with an oracle, the rows' gaps to it stand beside.
+
+    baseline_s : seconds of a token without speculation
+    """
     figure, axes, y = _board_figure(rows, extra=0.3)
     left = np.zeros(len(rows))
     for key, label, color in PARTS:
-        width = 1e3 * np.array([row["token_seconds"][key] for row in rows])
+        width = 1e3 * np.array([getattr(row.token_seconds, key) for row in rows])
         bars = axes.barh(y, width, 0.62, left, color=color, label=label)
         for bar, row, part in zip(bars, rows, width, strict=True):
-            drawing.add_tooltips(bar, [f"{row['label']}: {label} {part:.3f} ms per token"])
+            drawing.add_tooltips(bar, [f"{row.label}: {label} {part:.3f} ms per token"])
         left += width
-    baseline = 1e3 * board["baseline_token_seconds"]
+    baseline = 1e3 * baseline_s
     axes.axvline(baseline, **drawing.DASHED, label="autoregressive")
-    if "oracle" in board:
-        axes.axvline(baseline / board["oracle"]["estimate"], color=ORACLE, linewidth=1.5, label="oracle")
-        for at, row in zip(y, rows, strict=True):
-            text = f"+{100 * row['oracle_regret']:.0f} %" if row["oracle_regret"] >= 0 else "below"
+    if oracle is not None:
+        axes.axvline(baseline / oracle, color=ORACLE, linewidth=1.5, label="oracle")
+        for at, gap in zip(y, gaps, strict=True):
+            text = f"+{100 * gap:.0f} %" if gap >= 0 else "below"
             drawing.note_beside(axes, at, text, drawing.INK)
         _margin_heading(axes, "gap to oracle")
     axes.set_xlim(0, 1.03 * max(left.max(), baseline))
@@ -167,8 +174,8 @@ def side_by_side(columns: Sequence[str], labels: Sequence[str], speedups: Sequen
     return drawing.svg(figure, "boards", "Speedups on every board")
 
 
-def _board_figure(rows: Sequence[Row], extra: float = 0.0) -> tuple[Figure, Axes, IntArray]:
-    return drawing.rows_figure([row["label"] for row in rows], 1.1 + extra + 0.3 * len(rows))
+def _board_figure(rows: Sequence[RankedRow | BoardRow], extra: float = 0.0) -> tuple[Figure, Axes, IntArray]:
+    return drawing.rows_figure([row.label for row in rows], 1.1 + extra + 0.3 * len(rows))
 
 
 def _margin_heading(axes: Axes, text: str) -> None:
@@ -178,5 +185,5 @@ def _margin_heading(axes: Axes, text: str) -> None:
     )
 
 
-def _color(row: Row, rows: Sequence[Row]) -> str:
-    return LEADING if row is rows[0] or row["tied_with_leader"] else BEHIND
+def _color(row: RankedRow | BoardRow, rows: Sequence[RankedRow | BoardRow]) -> str:
+    return LEADING if row is rows[0] or row.tied_with_leader else BEHIND

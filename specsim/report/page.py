@@ -10,7 +10,25 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from specsim.replaying.intervals import LARGEST_FLOOR_PERCENT, Estimate, against_baseline
+
+if TYPE_CHECKING:
+    from specsim.report.board import RankedBoard
+    from specsim.report.experiment import (
+        BoardRow,
+        Choice,
+        DrafterBoard,
+        ForecastFacts,
+        JoinedRow,
+        JoinedValidation,
+        MachineState,
+        Prompts,
+        Row,
+        Time,
+        Validation,
+    )
 
 MOST_APART_PERCENT = 5.0  # between the baseline tokens of runs that are compared
 MINUS = "\u2212"
@@ -77,7 +95,7 @@ def joined(results: Sequence[Result]) -> Result:
 def notes_of(document: Any) -> list[str]:
     """Every warning and cost note in a document, wherever it stands, each once."""
     notes: dict[str, None] = {}
-    truncated: list[Mapping[str, Any]] = []
+    truncated: list[tuple[str, float]] = []
     parts = [document]
     for part in parts:
         if isinstance(part, Mapping):
@@ -87,7 +105,7 @@ def notes_of(document: Any) -> list[str]:
             share = part.get("truncated_share")
             if share is None and part.get("truncated_rounds"):
                 share = part["truncated_rounds"] / part["rounds"]
-            truncated += [{"label": part.get("label", part.get("policy")), "truncated_share": share}] if share else []
+            truncated += [(part.get("label", part.get("policy")), share)] if share else []
             parts += part.values()
         elif isinstance(part, list):
             parts += part
@@ -129,68 +147,59 @@ def facts(pairs: Iterable[tuple[str, Any]]) -> str:
     return macros().facts(list(pairs))
 
 
-def with_interval(value: Mapping[str, float]) -> str:
+def with_interval(value: Estimate) -> str:
     """Render an estimate with its interval."""
-    return macros().with_range(*(f"{value[key]:.3f}" for key in ("estimate", "low", "high")))
+    return macros().with_range(*(f"{number:.3f}" for number in (value.estimate, value.low, value.high)))
 
 
-def prompts_text(prompts: Mapping[str, Any]) -> str:
+def prompts_text(prompts: Prompts) -> str:
     """Write the number of prompts, their source and their hash."""
-    return f"{prompts['count']:,}, {prompts['source']} ({prompts['digest']})"
+    return f"{prompts.count:,}, {prompts.source} ({prompts.digest})"
 
 
-def load_text(load: Mapping[str, Any]) -> str:
+def load_text(others_percent: float | None, stolen_percent: float | None) -> str:
     """Say how busy the machine was during the measurement."""
-    others, stolen = load["others_percent"], load["stolen_percent"]
-    if others is None or stolen is None:
+    if others_percent is None or stolen_percent is None:
         return "load unknown on this system"
-    return f"{others:.0f} % of CPU time used by other processes, {stolen:.1f} % steal"
+    return f"{others_percent:.0f} % of CPU time used by other processes, {stolen_percent:.1f} % steal"
 
 
-def floor_text(document: Mapping[str, Any]) -> str:
+def floor_text(floor_percent: float, null_arm: Estimate) -> str:
     """Write the noise floor of a measurement, and whether it is too large to rank policies."""
-    from specsim.replaying.intervals import LARGEST_FLOOR_PERCENT, interval_text  # numpy, which pages do without
-
-    floor = document["noise_floor_percent"]
     noisy = f", too noisy to rank policies (above {LARGEST_FLOOR_PERCENT} %)"
-    null = interval_text(document["null_arm"])
-    return f"noise floor: {floor:.2f} %{noisy if floor > LARGEST_FLOOR_PERCENT else ''}; A/A test: {null}"
+    noise = f"{floor_percent:.2f} %{noisy if floor_percent > LARGEST_FLOOR_PERCENT else ''}"
+    return f"noise floor: {noise}; A/A test: {null_arm}"
 
 
-def truncated_text(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Name the rows that asked for more nodes than the trace holds, with their share of rounds; none if none did."""
-    cut = [f"{row['label']}: {100 * row['truncated_share']:.2f} %" for row in rows if row["truncated_share"]]
+def truncated_text(shares: Iterable[tuple[str, float]]) -> list[str]:
+    """Name the rows, of label and share of rounds, that asked for more nodes than the trace holds; none if none did."""
+    cut = [f"{label}: {100 * share:.2f} %" for label, share in shares if share]
     return [f"rounds that asked for more than the recorded trees hold: {', '.join(cut)}"] if cut else []
 
 
-def spread_text(speedup: Mapping[str, float], costs: Mapping[str, Any]) -> str:
+def spread_text(speedup: Estimate, cost: str = "", cost_band: Sequence[float] | None = None) -> str:
     """Say how far off a predicted speedup may be, and which costs it rests on.
 
-    Parameters
-    ----------
-    speedup : of keys estimate, low, high
-    costs : of keys cost, their name, and cost_band, the 5th and 95th percentile of measured over predicted speedup;
-        without those that are unknown
+    cost : name of the costs, "" where unknown
+    cost_band : the 5th and 95th percentile of measured over predicted speedup with such costs; None where unknown
     """
-    low, high = speedup["low"], speedup["high"]
+    low, high = speedup.low, speedup.high
     parts = [f"{low:.2f} to {high:.2f} over prompts"]
-    if band := costs.get("cost_band"):
-        parts.append(f"{low * band[0]:.2f} to {high * band[1]:.2f} with the error of such costs")
-    return ", ".join([*parts, *([f"costs: {costs['cost']}"] if "cost" in costs else [])])
+    if cost_band:
+        parts.append(f"{low * cost_band[0]:.2f} to {high * cost_band[1]:.2f} with the error of such costs")
+    return ", ".join([*parts, *([f"costs: {cost}"] if cost else [])])
 
 
-def speculation_text(fastest: str, speedup: Mapping[str, float], floor_percent: float = 0.0) -> str:
+def speculation_text(fastest: str, speedup: Estimate, floor_percent: float = 0.0) -> str:
     """Say whether to speculate: the fastest policy against the baseline, which is a candidate like any policy.
 
     Parameters
     ----------
     fastest : label of the policy with the highest speedup
-    speedup : of keys estimate, low, high; over a board, the interval that holds for all its policies at once
+    speedup : over a board, with the interval that holds for all its policies at once
     floor_percent : noise floor of a measurement, 0 where nothing was measured
     """
-    from specsim.replaying.intervals import against_baseline, interval_text  # numpy, which pages do without
-
-    reached = f"{interval_text(speedup)} times the speed without speculation"
+    reached = f"{speedup} times the speed without speculation"
     verdict = against_baseline(speedup, floor_percent)
     if verdict == "faster":
         return f"Fastest: {fastest}, {reached}."
@@ -209,77 +218,64 @@ def simplest(rows: Iterable[tuple[float, int]]) -> int:
     return min((settings, place) for place, (speedup, settings) in enumerate(rows) if speedup >= least)[1]
 
 
-def recommendation_text(board: Mapping[str, Any]) -> list[str]:
+def recommendation_text(board: RankedBoard) -> list[str]:
     """Say which row of a leaderboard to use, and the engines' flags; nothing if none is significantly faster."""
-    from specsim.replaying.intervals import against_baseline, interval_text  # numpy, which pages do without
-
-    recommended = board["recommended"]
-    if not recommended or against_baseline(board["rows"][0]["speedup"]) != "faster":
+    recommended = board.recommended
+    if recommended is None or against_baseline(board.rows[0].speedup) != "faster":
         return []
-    (row,) = [row for row in board["rows"] if row["label"] == recommended["label"]]
-    near = f"the simplest policy within {recommended['within_percent']:g} % of the best"
-    lines = [f"Recommended: {row['label']} ({row['settings']}), {near}."]
-    flags = recommended.get("flags", {})
-    if engines := recommended.get("for_engines"):
-        (fixed,) = [row for row in board["rows"] if row["label"] == engines["label"]]
-        reached = interval_text(fixed["speedup"])
-        flags = engines["flags"]
-        best = f"{fixed['label']} ({fixed['settings']}), {reached}"
+    (row,) = [row for row in board.rows if row.label == recommended.label]
+    near = f"the simplest policy within {recommended.within_percent:g} % of the best"
+    lines = [f"Recommended: {row.label} ({row.settings}), {near}."]
+    flags = recommended.flags or {}
+    if engines := recommended.for_engines:
+        (fixed,) = [row for row in board.rows if row.label == engines.label]
+        flags = engines.flags
+        best = f"{fixed.label} ({fixed.settings}), {fixed.speedup}"
         lines.append(f"{' and '.join(flags)} do not have this rule; their best: {best}.")
     return [*lines, *(f"{engine}: {flag}" for engine, flag in flags.items())]
 
 
-def choice_text(choice: Mapping[str, Any]) -> str:
+def choice_text(choice: Choice) -> str:
     """Say what the forecast chose before anything was decoded, what that measured, and what the choice cost."""
-    from specsim.replaying.intervals import interval_text  # numpy, which pages do without
-
-    reached = f"forecast {choice['forecast_speedup']:.3f}, measured {interval_text(choice['measured_speedup'])}"
-    text = f"Choice by the forecast made before decoding: {choice['forecast']}, {reached}"
-    if choice["forecast"] == choice["measured"]:
+    reached = f"forecast {choice.forecast_speedup:.3f}, measured {choice.measured_speedup}"
+    text = f"Choice by the forecast made before decoding: {choice.forecast}, {reached}"
+    if choice.forecast == choice.measured:
         return f"{text}, the measured best."
-    regret = f"{interval_text(choice['regret'])}{'' if choice['significant'] else ', not significant'}"
-    return f"{text}; the measured best is {choice['measured']}; gap of the choice to it: {regret}."
+    regret = f"{choice.regret}{'' if choice.significant else ', not significant'}"
+    return f"{text}; the measured best is {choice.measured}; gap of the choice to it: {regret}."
 
 
-def forecast_text(document: Mapping[str, Any]) -> str:
+def forecast_text(made: ForecastFacts, rows: Sequence[Row | BoardRow]) -> str:
     """Say when the forecast was made, from which costs, and how often its intervals held."""
-    made, rows = document["forecast"], document["rows"]
-    inside = sum(row["forecast"]["low"] <= row["measured"]["estimate"] <= row["forecast"]["high"] for row in rows)
-    when = f"at {made['made']}, {'before' if made['sealed'] else 'after'} the held-out prompts were recorded"
-    prompts = f"{made['sequences']['tuning']:,} tuning prompts"
+    inside = sum(row.forecast.low <= row.measured <= row.forecast.high for row in rows if row.forecast and row.measured)
+    when = f"at {made.made}, {'before' if made.sealed else 'after'} the held-out prompts were recorded"
     return (
-        f"The forecast was made {when}, from {prompts} and costs {made['costs']['source']}. {inside} of {len(rows)} "
-        "measured speedups lie inside its 95 % intervals."
+        f"The forecast was made {when}, from {made.sequences.tuning:,} tuning prompts and costs "
+        f"{made.costs['source']}. {inside} of {len(rows)} measured speedups lie inside its 95 % intervals."
     )
 
 
-def state_text(document: Mapping[str, Any]) -> str:
+def state_text(state: MachineState) -> str:
     """Say whether the machine's state moved between the probes before and after."""
-    moved = [
-        f"{c['part']} {100 * (c['factor'] - 1):+.1f} %"
-        for c in document["machine_state"]["changes"]
-        if c["significant"]
-    ]
+    moved = [f"{part.part} {100 * (part.factor - 1):+.1f} %" for part in state.changes if part.significant]
     return f"Machine state between the probes before and after: {', '.join(moved) or 'no significant change'}."
 
 
-def time_text(document: Mapping[str, Any]) -> str:
+def time_text(time: Time) -> str:
     """Say how long a validation took, and what its minutes left out."""
-    time = document["time"]
-    prompts, limit = time["prompts"], f" of {time['minutes']:g}" if time["minutes"] else ""
+    prompts, limit = time.prompts, f" of {time.minutes:g}" if time.minutes else ""
     return (
-        f"Time: {time['spent_s'] / 60:.1f}{limit} minutes; {prompts['recorded']} of {prompts['given']} prompts "
-        f"recorded, {prompts['decoded']} of them held out and decoded."
+        f"Time: {time.spent_s / 60:.1f}{limit} minutes; {prompts.recorded} of {prompts.given} prompts recorded, "
+        f"{prompts.decoded} of them held out and decoded."
     )
 
 
-def wall_clock_text(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def wall_clock_text(rows: Iterable[Row | JoinedRow | BoardRow]) -> list[str]:
     """Name the rows whose wall-clock speedup differs from the speedup by medians, in a line; none if none does."""
     differ = [
-        f"{row['label']}: {row['wall_clock_speedup']['estimate']:.3f} by the clock, {row['measured']['estimate']:.3f} "
-        "by medians"
+        f"{row.label}: {row.wall_clock_speedup:.3f} by the clock, {row.measured:.3f} by medians"
         for row in rows
-        if row.get("wall_clock_differs")
+        if row.wall_clock_differs
     ]
     return [f"Medians and plain sums differ by more than the noise floor: {'; '.join(differ)}."] if differ else []
 
@@ -289,12 +285,11 @@ def repeats_text(repeats: int) -> str:
     return "once, round by round" if repeats == 1 else f"median of {repeats} repeats, round by round"
 
 
-def comparable_text(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def comparable_text(token_ms: Sequence[float]) -> list[str]:
     """Warn, in a line, of runs that are not comparable because their baselines differ; none if they are comparable.
 
-    documents : results of real runs by name
+    token_ms : of the baseline in each run
     """
-    token_ms = [document["baseline"]["ms_per_token"] for document in documents.values()]
     if not token_ms or max(token_ms) <= min(token_ms) * (1 + MOST_APART_PERCENT / 100):
         return []
     return [
@@ -303,10 +298,12 @@ def comparable_text(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def machine_text(document: Mapping[str, Any]) -> str:
+def machine_text(result: Validation | JoinedValidation | DrafterBoard) -> str:
     """Say how busy the machine was, how long a baseline token took on it, and by which clock."""
-    clock = ", by process CPU time" if document["environment"].get("clock") == "cpu" else ""
-    return f"{load_text(document['load'])}; {document['baseline']['ms_per_token']:.2f} ms per baseline token{clock}"
+    clock = ", by process CPU time" if result.environment.get("clock") == "cpu" else ""
+    assert result.load is not None and result.baseline is not None  # as in a board that was decoded
+    load = load_text(result.load.others_percent, result.load.stolen_percent)
+    return f"{load}; {result.baseline.ms_per_token:.2f} ms per baseline token{clock}"
 
 
 SAMPLING = {

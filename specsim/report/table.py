@@ -11,7 +11,7 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specsim.replaying.intervals import interval_text
+from specsim.replaying.intervals import Estimate
 from specsim.report.page import macros, percent, signed_percent, with_interval
 
 Row = Mapping[str, Any]
@@ -31,18 +31,25 @@ def plain(text: Callable[[Any], str]) -> Format:
     return Format(text, text)
 
 
+def as_number(value: Any) -> float:
+    """Return a number as it is, and the JSON form of an estimate as an estimate."""
+    return Estimate(**value) if isinstance(value, Mapping) else value
+
+
 def _speedup(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else interval_text(value)
+    value = as_number(value)
+    return str(value) if isinstance(value, Estimate) else f"{value:.3f}"
 
 
 def _speedup_html(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else with_interval(value)
+    value = as_number(value)
+    return with_interval(value) if isinstance(value, Estimate) else f"{value:.3f}"
 
 
 TEXT = plain(str)
 TWO, THREE = plain(lambda value: f"{value:.2f}"), plain(lambda value: f"{value:.3f}")
 SPEEDUP = Format(_speedup, _speedup_html)  # with its interval, if any
-DIFFERENCE = Format(lambda value: f"{value['estimate']:.3f}", with_interval)  # of two speedups
+DIFFERENCE = Format(lambda value: f"{as_number(value):.3f}", _speedup_html)  # of two speedups
 ERROR = Format(lambda value: f"{value:+.1f}", signed_percent)  # percent
 SHARE = plain(lambda value: f"{100 * value:.1f} %")
 # Of rounds or outputs, percent; None where a real run draws its own text.
@@ -106,8 +113,9 @@ def as_csv(names: Sequence[str], rows: Iterable[Row]) -> str:
     for row in rows:
         flat = dict(row)
         for name, value in row.items():
-            if isinstance(value, Mapping) and "estimate" in value:
-                flat |= {name: value["estimate"], f"{name}_low": value["low"], f"{name}_high": value["high"]}
+            if isinstance(value, Estimate) or (isinstance(value, Mapping) and "estimate" in value):
+                estimate = value.as_dict() if isinstance(value, Estimate) else value
+                flat |= {name: estimate["estimate"], f"{name}_low": estimate["low"], f"{name}_high": estimate["high"]}
         writer.writerow(flat)
     return text.getvalue()
 
@@ -118,11 +126,12 @@ def ranked(rows: Sequence[Row], baseline: Row, speedup: str) -> list[Row]:
     speedup : key of the estimate that the rows are ordered by
     """
     placed = [{**row, "place": str(at), "row_class": "best" if at == 1 else ""} for at, row in enumerate(rows, 1)]
-    ahead = sum(row[speedup]["estimate"] >= 1 for row in rows)
+    ahead = sum(as_number(row[speedup]) >= 1 for row in rows)
     between = {**baseline, "place": "", "row_class": "baseline"}
     return [*placed[:ahead], between, *placed[ahead:]]
 
 
 def behind_leader(row: Row) -> Any:
     """The leader's speedup less the row's; None for the leader and for what is not compared."""
-    return (row.get("leader_minus_this") or {}).get("difference")
+    behind = row.get("leader_minus_this")
+    return None if behind is None else behind.difference

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from specsim.replaying.intervals import Estimate
 from specsim.report import figures, page
 from specsim.report.table import DIFFERENCE, SHARE, SPEEDUP, THREE, TWO, Column, as_html
 
@@ -58,14 +59,15 @@ def tuning_result(document: Mapping[str, Any]) -> page.Result:
         {**reference, "label": CALLED.get(name, name), "gain": reference["comparison"]["difference"]}
         for name, reference in references.items()
     ]
-    speedup = held["speedup"]
+    speedup = Estimate(**held["speedup"])
     verdict = f"Predicted, on held-out sequences: {page.speculation_text(tuned['label'], speedup)}"
     if document["interrupted"]:
         verdict = f"Interrupted: this is the best so far. {verdict}"
     same = [row["label"] for row in others if not row["comparison"]["significant"]]
     ties = f"Its difference is not significant to: {', '.join(same)}." if same else ""
+    spread = page.spread_text(speedup, document.get("cost", ""), document.get("cost_band"))
     boxes = (
-        (f"{speedup['estimate']:.2f}", f"predicted held-out speedup: {page.spread_text(speedup, document)}"),
+        (f"{speedup:.2f}", f"predicted held-out speedup: {spread}"),
         *_rates(held),
         (f"{document['train']['speedup']['estimate']:.2f}", "tuning-set speedup"),
         (f"{document['trials']:,}", f"configurations tried, search: {document['search']}"),

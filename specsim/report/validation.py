@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import asdict
 
 from specsim.io.errors import InputError
-from specsim.replaying.intervals import LARGEST_FLOOR_PERCENT
+from specsim.replaying.intervals import LARGEST_FLOOR_PERCENT, against_baseline
 from specsim.report import page
 from specsim.report import validation_figures as figures
 from specsim.report.documents import (
@@ -16,37 +17,8 @@ from specsim.report.documents import (
     error_table,
     validation_rows,
 )
+from specsim.report.experiment import Row, Validation
 from specsim.report.table import as_html
-from specsim.report.validation_figures import Row
-
-KIND = "specsim-validation"
-KEYS = (
-    "target",
-    "drafter",
-    "device",
-    "dtype",
-    "decoding",
-    "environment",
-    "prompts",
-    "load",
-    "sequences",
-    "output_tokens",
-    "distinct_trigram_share",
-    "first_token_accepted_share",
-    "rows",
-    "forecast",
-    "errors",
-    "noise_floor_percent",
-    "baseline",
-    "machine_state",
-    "time",
-    "skipped",
-    "options",
-    "k_curve",
-    "accepted_histogram",
-    "reliability",
-    "domains",
-)
 
 DEEPENED = (
     "The target has identity blocks added (block expansion): it accepts like the trained model and costs as much as a "
@@ -89,84 +61,77 @@ DEFINITIONS = {
 }
 
 
-def render_validation(document: Mapping[str, Any]) -> str:
+def render_validation(validation: Validation) -> str:
     """Render `validation_result` as a self-contained HTML page; the same document gives the same bytes."""
-    return page.page(validation_result(document))
+    return page.page(validation_result(validation, page.notes_of(validation.as_dict())))
 
 
-def validation_result(document: Mapping[str, Any]) -> page.Result:
-    """What a page shows of a validation.
+def validation_result(validation: Validation, notes: Sequence[str]) -> page.Result:
+    """What a page shows of a validation. notes : of its document
 
-    document : the validation result, JSON-able, its `kind` "specsim-validation"
-
-    Raises InputError if it is of another kind, lacks a key or has no row.
+    Raises InputError if it has no row.
     """
-    _check(document)
-    rows = sorted(document["rows"], key=lambda row: -row["measured"]["estimate"])
+    if not validation.rows:
+        raise InputError("report: the validation result has no rows; validate at least 1 policy")
+    rows = sorted(validation.rows, key=lambda row: -row.measured)
     body = (
-        *_lead(document, rows),
+        *_lead(validation, rows),
         page.heading("Policies, by measured speedup"),
-        as_html("policies", VALIDATION_COLUMNS, validation_rows(document)),
+        as_html("policies", VALIDATION_COLUMNS, validation_rows(validation)),
         *map(page.lead, page.wall_clock_text(rows)),
-        *error_table(document),
-        *_left_out(document),
+        *error_table(validation.errors),
+        *_left_out(validation),
         page.heading("Error of the predicted time by part, %", 3),
-        as_html("parts", ERROR_PART_COLUMNS, ({"label": row["label"], **row["error_parts"]} for row in rows)),
+        as_html(
+            "parts",
+            ERROR_PART_COLUMNS,
+            ({"label": row.label, **asdict(row.error_parts)} for row in rows if row.error_parts),
+        ),
         page.heading("Figures"),
-        page.stack(_figures(document, rows), "grid figures"),
+        page.stack(_figures(validation, rows), "grid figures"),
         page.heading("Domains, under the best policy"),
-        as_html("domains", DOMAIN_COLUMNS, ({"name": name, **domain} for name, domain in document["domains"].items())),
+        as_html(
+            "domains", DOMAIN_COLUMNS, ({"name": name, **asdict(part)} for name, part in validation.domains.items())
+        ),
         page.macros().columns(
-            [page.heading("Recording"), page.facts(_recording(document))],
-            [page.heading("Environment"), page.facts(document["environment"].items())],
+            [page.heading("Recording"), page.facts(_recording(validation))],
+            [page.heading("Environment"), page.facts(validation.environment.items())],
         ),
         page.heading("Definitions"),
         *page.definitions(DEFINITIONS),
     )
-    title = f"{document['target']} with {document['drafter']}"
-    return page.Result(_conditions(document), title, _verdict(document, rows), body, page.notes_of(document))
+    title = f"{validation.target} with {validation.drafter}"
+    return page.Result(_conditions(validation), title, _verdict(validation, rows), body, notes)
 
 
-def _check(document: Mapping[str, Any]) -> None:
-    if document.get("kind") != KIND:
-        raise InputError(f"report: kind is {document.get('kind')!r}, not {KIND!r}; give a validation result")
-    missing = [key for key in KEYS if key not in document]
-    if missing:
-        raise InputError(f"report: the validation result lacks {', '.join(missing)}; validate again")
-    if not document["rows"]:
-        raise InputError("report: the validation result has no rows; validate at least 1 policy")
-
-
-def _conditions(document: Mapping[str, Any]) -> str:
+def _conditions(validation: Validation) -> str:
     """Name the device, the number type, the batch, the prompts and the date."""
     parts = [
         "Validation of predicted speedups",
-        f"{document['dtype']} on {document['device']}",
+        f"{validation.dtype} on {validation.device}",
         "batch 1",
-        f"{document['prompts']['count']:,} prompts",
-        str(document["environment"].get("date", ""))[:10],
+        f"{validation.prompts.count:,} prompts",
+        str(validation.environment.get("date", ""))[:10],
     ]
     return " \u00b7 ".join(filter(None, parts))
 
 
 def _recommended(rows: Sequence[Row], floor_percent: float) -> list[str]:
     """Name the policy with the fewest settings of those near the best measured one; none if none surely gains."""
-    from specsim.replaying.intervals import against_baseline  # numpy, which pages do without
-
-    if against_baseline(rows[0]["measured"], floor_percent) != "faster":
+    if against_baseline(rows[0].measured, floor_percent) != "faster":
         return []
-    row = rows[page.simplest((row["measured"]["estimate"], len(row["params"])) for row in rows)]
-    flags = f" Flags: specsim export ENGINE --k {row['params']['k']}." if row["policy"] == "fixed_k" else ""
+    row = rows[page.simplest((row.measured, len(row.params)) for row in rows)]
+    flags = f" Flags: specsim export ENGINE --k {row.params['k']}." if row.policy == "fixed_k" else ""
     return [
-        f"Recommended: {row['label']}, the simplest policy within {page.NEAR_PERCENT:g} % of the best measured.{flags}"
+        f"Recommended: {row.label}, the simplest policy within {page.NEAR_PERCENT:g} % of the best measured.{flags}"
     ]
 
 
-def _verdict(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
+def _verdict(validation: Validation, rows: Sequence[Row]) -> str:
     """Say what was fastest and how far predictions were off; first of all, whether the run was too noisy."""
-    top, floor_percent = rows[0], document["noise_floor_percent"]
-    fastest = page.speculation_text(top["label"], top["measured"], floor_percent)
-    error = document["errors"]["forecast"]["median_abs_percent"]
+    top, floor_percent = rows[0], validation.noise_floor_percent
+    fastest = page.speculation_text(top.label, top.measured, floor_percent)
+    error = validation.errors["forecast"].median_abs_percent
     verdict = f"{fastest} Forecasts miss the measured speedups by {error:.1f} % in the median."
     if floor_percent > LARGEST_FLOOR_PERCENT:
         floor = f"{floor_percent:.1f} %"
@@ -174,63 +139,60 @@ def _verdict(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
     return verdict
 
 
-def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
-    top, choice = rows[0], document.get("choice")
-    measured = top["measured"]
-    error = document["errors"]["forecast"]["median_abs_percent"]
-    sequences = document["sequences"]
+def _lead(validation: Validation, rows: Sequence[Row]) -> list[str]:
+    top, choice, sequences = rows[0], validation.choice, validation.sequences
     text = (
-        f"A dense trace of {document['target']} with the drafter {document['drafter']} was recorded on "
-        f"{document['device']} in {document['dtype']} under {page.decoding_text(document['decoding'])}; "
-        f"policies were tuned on {sequences['tuning']:,} sequences and then run for real on "
-        f"{sequences['holdout']:,} others, {document['output_tokens']:,} output tokens."
+        f"A dense trace of {validation.target} with the drafter {validation.drafter} was recorded on "
+        f"{validation.device} in {validation.dtype} under {page.decoding_text(validation.decoding)}; "
+        f"policies were tuned on {sequences.tuning:,} sequences and then run for real on "
+        f"{sequences.holdout:,} others, {validation.output_tokens:,} output tokens."
     )
-    if document.get("block_expansion"):
+    if validation.block_expansion:
         text += f" {DEEPENED}"
-    if document["decoding"]["mode"] == "rejection":
+    if validation.decoding["mode"] == "rejection":
         text += (
             " Under rejection sampling every real run draws its own text, so forecast and run agree in distribution, "
             "and their rounds cannot be compared one by one."
         )
-    identical = [row["rounds_identical_percent"] for row in rows if row["rounds_identical_percent"] is not None]
-    boxes = (
-        (f"{measured['estimate']:.2f}", f"best measured speedup, {top['label']}"),
+    identical = [row.rounds_identical_percent for row in rows if row.rounds_identical_percent is not None]
+    error = validation.errors["forecast"].median_abs_percent
+    boxes = [
+        (f"{top.measured:.2f}", f"best measured speedup, {top.label}"),
         (f"{error:.1f} %", f"median absolute error of {len(rows)} forecasts"),
-        *(
-            [(f"{choice['regret']['estimate']:.2f}", "gap of the forecast's choice to the measured best")]
-            if choice
-            else []
-        ),
-        (f"{document['noise_floor_percent']:.1f} %", "noise floor (A/A test of the baseline)"),
+        *([(f"{choice.regret:.2f}", "gap of the forecast's choice to the measured best")] if choice else []),
+        (f"{validation.noise_floor_percent:.1f} %", "noise floor (A/A test of the baseline)"),
         (page.percent(min(identical)), "rounds as replayed, in the worst policy")
         if identical
         else ("n.a.", "rounds as replayed: every run of rejection sampling draws its own text"),
-    )
-    told = [
-        *_recommended(rows, document["noise_floor_percent"]),
-        page.forecast_text(document),
-        page.state_text(document),
-        page.time_text(document),
+    ]
+    lines = [
+        text,
+        *_recommended(rows, validation.noise_floor_percent),
+        page.forecast_text(validation.forecast, rows),
+        page.state_text(validation.machine_state),
+        page.time_text(validation.time),
         *([page.choice_text(choice)] if choice else []),
     ]
-    return [page.lead(text), *map(page.lead, told), page.tiles(boxes)]
+    return [*map(page.lead, lines), page.tiles(boxes)]
 
 
-def _left_out(document: Mapping[str, Any]) -> list[str]:
-    skipped = document["skipped"]
-    if not skipped:
+def _left_out(validation: Validation) -> list[str]:
+    if not validation.skipped:
         return []
-    return [page.heading("Not compared", 3), page.facts((entry["policy"], entry["reason"]) for entry in skipped)]
+    return [
+        page.heading("Not compared", 3),
+        page.facts((left_out.policy, left_out.reason) for left_out in validation.skipped),
+    ]
 
 
-def _figures(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
+def _figures(validation: Validation, rows: Sequence[Row]) -> list[str]:
     adaptive = figures.best_adaptive(rows)
-    line = f"the green line is {adaptive['label']} as measured, " if adaptive else ""
+    line = f"the green line is {adaptive.label} as measured, " if adaptive else ""
     parts = (
         (
             "",
             "Speedup against draft length",
-            figures.speedup_against_k(document["k_curve"], rows),
+            figures.speedup_against_k(validation.k_curve, rows),
             (
                 "Orange points on the blue curve mean that the replay knew the machine's answer for fixed K; "
                 f"{line}and bands and bars are 95 % intervals."
@@ -257,7 +219,7 @@ def _figures(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
         (
             "",
             "Accepted tokens per round",
-            figures.accepted_histogram(document["accepted_histogram"]),
+            figures.accepted_histogram(validation.accepted_histogram),
             (
                 "Equal pairs of bars mean that the real run accepted drafts just as the replay said; the numbers "
                 "are measured percentages."
@@ -266,7 +228,7 @@ def _figures(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
         (
             "",
             "Is the drafter's confidence calibrated?",
-            figures.reliability_diagram(document["reliability"]),
+            figures.reliability_diagram(validation.reliability),
             (
                 "Points below the diagonal are bins where the drafter was more confident than right; the bars "
                 "below count the tokens in each bin."
@@ -276,14 +238,13 @@ def _figures(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     return [page.figure(*part) for part in parts]
 
 
-def _recording(document: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    sequences = document["sequences"]
-    yield from ((name, document[name]) for name in ("target", "drafter", "device", "dtype"))
-    yield "decoding", page.decoding_text(document["decoding"])
-    yield "prompts", page.prompts_text(document["prompts"])
-    yield "machine", page.machine_text(document)
-    yield "measured", page.repeats_text(document["options"]["repeats"])
-    yield "sequences", f"{sequences['tuning']:,} for tuning, {sequences['holdout']:,} held out"
-    yield "output tokens, held out", f"{document['output_tokens']:,}"
-    yield "distinct trigrams in the output", f"{document['distinct_trigram_share']:.1%}".replace("%", " %")
-    yield "first drafted token is the target's", f"{document['first_token_accepted_share']:.1%}".replace("%", " %")
+def _recording(validation: Validation) -> Iterable[tuple[str, str]]:
+    yield from ((name, getattr(validation, name)) for name in ("target", "drafter", "device", "dtype"))
+    yield "decoding", page.decoding_text(validation.decoding)
+    yield "prompts", page.prompts_text(validation.prompts)
+    yield "machine", page.machine_text(validation)
+    yield "measured", page.repeats_text(validation.options.repeats)
+    yield "sequences", f"{validation.sequences.tuning:,} for tuning, {validation.sequences.holdout:,} held out"
+    yield "output tokens, held out", f"{validation.output_tokens:,}"
+    yield "distinct trigrams in the output", f"{100 * validation.distinct_trigram_share:.1f} %"
+    yield "first drafted token is the target's", f"{100 * validation.first_token_accepted_share:.1f} %"

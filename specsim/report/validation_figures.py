@@ -5,9 +5,8 @@ Blue is predicted, orange is measured, green is the best tuned adaptive policy, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from textwrap import fill
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,8 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from specsim.io.arrays import Floats
 from specsim.report import drawing
-
-Row = Mapping[str, Any]
+from specsim.report.experiment import Histogram, KCurve, Reliability, Row
 
 EQ14 = "#7a6fac"
 ACCEPTABLE_ERROR = 0.05  # half-width of the band around perfect prediction
@@ -40,27 +38,27 @@ SCATTER_GROUPS = (  # role, legend, line, face
 
 
 @drawing.styled()
-def speedup_against_k(curve: Mapping[str, Any], rows: Sequence[Row]) -> str:
+def speedup_against_k(curve: KCurve, rows: Sequence[Row]) -> str:
     """Predicted curve over K with its interval; measured fixed-K points; the best adaptive line."""
-    k = np.asarray(curve["k"])
-    value, low, high = drawing.estimates(curve["predicted"])
-    fixed = sorted((r for r in rows if r["policy"] == "fixed_k"), key=lambda r: r["params"]["k"])
+    k = np.asarray(curve.k)
+    value, low, high = drawing.estimates(curve.predicted)
+    fixed = sorted((r for r in rows if r.policy == "fixed_k"), key=lambda r: r.params["k"])
     adaptive = best_adaptive(rows)
     figure = Figure(figsize=HALF_PAGE, layout="constrained")
     axes = figure.subplots()
     axes.axhline(1, **drawing.DASHED)
     notes = [(1.0, "autoregressive", drawing.MUTED)]
     if adaptive:
-        measured = adaptive["measured"]
-        axes.axhspan(measured["low"], measured["high"], color=drawing.ADAPTIVE, alpha=0.10, linewidth=0)
-        axes.axhline(measured["estimate"], color=drawing.ADAPTIVE, linewidth=1.5)
-        notes.append((measured["estimate"], f"{adaptive['policy']}, tuned", drawing.ADAPTIVE))
+        measured = adaptive.measured
+        axes.axhspan(measured.low, measured.high, color=drawing.ADAPTIVE, alpha=0.10, linewidth=0)
+        axes.axhline(measured.estimate, color=drawing.ADAPTIVE, linewidth=1.5)
+        notes.append((measured.estimate, f"{adaptive.policy}, tuned", drawing.ADAPTIVE))
     axes.fill_between(k, low, high, color=drawing.PREDICTED, alpha=0.18, linewidth=0)
     axes.plot(k, value, color=drawing.PREDICTED, linewidth=2)
     notes.append((float(value[-1]), "fixed K, predicted", drawing.PREDICTED))
     if fixed:
-        at = [r["params"]["k"] for r in fixed]
-        mid, *ends = drawing.estimates([r["measured"] for r in fixed])
+        at = [r.params["k"] for r in fixed]
+        mid, *ends = drawing.estimates([r.measured for r in fixed])
         marks = axes.errorbar(
             at,
             mid,
@@ -84,9 +82,9 @@ def speedup_against_k(curve: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 @drawing.styled()
-def accepted_histogram(histogram: Mapping[str, Any]) -> str:
+def accepted_histogram(histogram: Histogram) -> str:
     """Rounds by accepted draft tokens, predicted beside measured, in percent of rounds."""
-    counts = np.array([histogram["predicted"], histogram["measured"]], dtype=np.float64)
+    counts = np.array([histogram.predicted, histogram.measured], dtype=np.float64)
     share = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     accepted = np.arange(counts.shape[1])
     figure = Figure(figsize=HALF_PAGE, layout="constrained")
@@ -104,18 +102,18 @@ def accepted_histogram(histogram: Mapping[str, Any]) -> str:
     axes.margins(y=0.12)
     axes.set_xlabel("accepted draft tokens in a round")
     axes.set_ylabel("share of rounds (%)")
-    axes.set_title(fill(histogram["label"], TITLE_CHARACTERS))
+    axes.set_title(fill(histogram.label, TITLE_CHARACTERS))
     axes.legend(loc="upper right", handlelength=1, handleheight=1)
     return drawing.svg(figure, "histogram", "Accepted draft tokens per round")
 
 
 @drawing.styled()
-def reliability_diagram(bins: Mapping[str, Any]) -> str:
+def reliability_diagram(bins: Reliability) -> str:
     """Acceptance against confidence, with the gap to the diagonal and tokens per bin below."""
-    edges = np.asarray(bins["edges"], dtype=np.float64)
-    count = np.asarray(bins["count"], dtype=np.float64)
+    edges = np.asarray(bins.edges, dtype=np.float64)
+    count = np.asarray(bins.count, dtype=np.float64)
     # A null, the mean of an empty bin, becomes NaN here.
-    confidence, rate = (np.array(bins[name], dtype=np.float64) for name in ("mean_confidence", "accept_rate"))
+    confidence, rate = (np.array(getattr(bins, name), dtype=np.float64) for name in ("mean_confidence", "accept_rate"))
     seen = np.isfinite(confidence) & np.isfinite(rate)
     figure = Figure(figsize=HALF_PAGE, layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
@@ -126,7 +124,7 @@ def reliability_diagram(bins: Mapping[str, Any]) -> str:
     above.set_xlim(0, 1)
     above.set_ylim(0, 1.03)
     above.set_ylabel("share accepted")
-    above.set_title(f"ECE {bins['ece']:.3f} over {count.sum():,.0f} drafted tokens")
+    above.set_title(f"ECE {bins.ece:.3f} over {count.sum():,.0f} drafted tokens")
     middle, width = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
     below.bar(middle, count, width * 0.92, color="#aab2bd")
     for x, n in zip(middle, count, strict=True):
@@ -143,18 +141,18 @@ def reliability_diagram(bins: Mapping[str, Any]) -> str:
 @drawing.styled()
 def error_ladder(rows: Sequence[Row]) -> str:
     """Draw the signed error of each rung against the measured speedup, a line per policy."""
-    truth = np.array([r["ladder"]["measured"] for r in rows])
+    truth = np.array([r.ladder.measured for r in rows])
     # None, of a rung that a policy does not have, becomes NaN and is not drawn.
-    errors = 100 * (np.array([[r["ladder"][name] for r in rows] for name, *_ in RUNGS], dtype=float) / truth - 1)
-    _, low, high = drawing.estimates([r["measured"] for r in rows])
-    figure, axes, y = drawing.rows_figure([row["label"] for row in rows], 1.3 + 0.3 * len(rows), margin=0.7)
+    errors = 100 * (np.array([[getattr(r.ladder, name) for r in rows] for name, *_ in RUNGS], dtype=float) / truth - 1)
+    _, low, high = drawing.estimates([r.measured for r in rows])
+    figure, axes, y = drawing.rows_figure([row.label for row in rows], 1.3 + 0.3 * len(rows), margin=0.7)
     axes.axvline(0, color=drawing.MEASURED, linewidth=1.2)
     axes.hlines(y, np.nanmin(errors, axis=0), np.nanmax(errors, axis=0), color="#ccd2d9", linewidth=1.2)
     left, width = 100 * (low / truth - 1), 100 * (high - low) / truth
     axes.barh(y, width, 0.5, left, color=drawing.MEASURED, alpha=0.22, label="measured, 95 % interval")
     for error, (_, label, marker, color) in zip(errors, RUNGS, strict=True):
         (marks,) = axes.plot(error, y, marker, color=color, markersize=7, label=label, **drawing.DOT)
-        drawn = [(row["label"], value) for row, value in zip(rows, error, strict=True) if np.isfinite(value)]
+        drawn = [(row.label, value) for row, value in zip(rows, error, strict=True) if np.isfinite(value)]
         drawing.add_tooltips(marks, [f"{policy}, {label}: {value:+.2f} %" for policy, value in drawn])
     axes.margins(x=0.06)
     axes.xaxis.set_major_formatter("{x:+g}")
@@ -166,8 +164,8 @@ def error_ladder(rows: Sequence[Row]) -> str:
 @drawing.styled()
 def predicted_against_measured(rows: Sequence[Row]) -> str:
     """Draw a cross per policy: measured on x, predicted on y, with the identity and a 5 % band."""
-    x, *x_ends = drawing.estimates([r["measured"] for r in rows])
-    y, *y_ends = drawing.estimates([r["predicted"] for r in rows])
+    x, *x_ends = drawing.estimates([r.measured for r in rows])
+    y, *y_ends = drawing.estimates([r.predicted for r in rows])
     everything = np.concatenate([x, y, *x_ends, *y_ends])
     pad = 0.22 * max(float(np.ptp(everything)), 0.05)
     span = np.array([everything.min() - pad, everything.max() + pad])
@@ -179,7 +177,7 @@ def predicted_against_measured(rows: Sequence[Row]) -> str:
     axes.plot(span, span, color=drawing.MUTED, linewidth=1)
     x_spans, y_spans = drawing.spans(x, *x_ends), drawing.spans(y, *y_ends)
     for role, label, color, face in SCATTER_GROUPS:
-        at = np.flatnonzero([row["role"] == role for row in rows])
+        at = np.flatnonzero([row.role == role for row in rows])
         if not len(at):
             continue
         marks = axes.errorbar(
@@ -196,7 +194,7 @@ def predicted_against_measured(rows: Sequence[Row]) -> str:
             zorder=4,
         )
         drawing.add_tooltips(
-            marks[0], [f"{rows[i]['label']}: measured {x[i]:.3f}, predicted {y[i]:.3f}" for i in at.tolist()]
+            marks[0], [f"{rows[i].label}: measured {x[i]:.3f}, predicted {y[i]:.3f}" for i in at.tolist()]
         )
     if len(rows) <= NAMED:
         _leader_notes(axes, x, y, [_short_name(row) for row in rows], float(np.ptp(span)))
@@ -211,8 +209,8 @@ def predicted_against_measured(rows: Sequence[Row]) -> str:
 
 def best_adaptive(rows: Sequence[Row]) -> Row | None:
     """The tuned policy other than fixed K with the largest measured speedup."""
-    tuned = [row for row in rows if row["role"] == "tuned" and row["policy"] != "fixed_k"]
-    return max(tuned, key=lambda row: row["measured"]["estimate"], default=None)
+    tuned = [row for row in rows if row.role == "tuned" and row.policy != "fixed_k"]
+    return max(tuned, key=lambda row: row.measured, default=None)
 
 
 def _leader_notes(axes: Axes, x: Floats, y: Floats, texts: Sequence[str], span: float) -> None:
@@ -234,4 +232,4 @@ def _leader_notes(axes: Axes, x: Floats, y: Floats, texts: Sequence[str], span: 
 
 
 def _short_name(row: Row) -> str:
-    return f"K = {row['params']['k']}" if row["policy"] == "fixed_k" else f"{row['policy']}, {row['role']}"
+    return f"K = {row.params['k']}" if row.policy == "fixed_k" else f"{row.policy}, {row.role}"

@@ -139,7 +139,7 @@ def report(
             "Noise floor (A/A test, the baseline run twice): "
             + ", ".join(f"{document['noise_floor_percent']:.1f} % ({name})" for name, document in boards.items())
             + ". Intervals (95 %) are over held-out prompts, of each row alone.",
-            *comparable_text(boards),
+            *comparable_text([document["baseline"]["ms_per_token"] for document in boards.values()]),
             "Forecasts were written before any held-out prompt was decoded. Their median error is "
             f"{board['errors']['forecast']['median_abs_percent']:.1f} %; that of replays at the same run's costs is "
             f"{board['errors']['decomposition']['median_abs_percent']:.1f} %.",

@@ -92,7 +92,7 @@ def board(out: Path, weights: dict[str, str], config: Config, progress: Progress
     load = partial(load_pair, config["target"], dtype=config["dtype"], threads=config["threads"])
     plain = load(drafter=LOOKUP)
     pairs = {name: load(drafter=drafter, beside=plain) for name, drafter in weights.items()}
-    return run_leaderboard(pairs, plain, prompts_of(plain, config), settings, out, progress)
+    return run_leaderboard(pairs, plain, prompts_of(plain, config), settings, out, progress).as_dict()
 
 
 def space(folder: Path, weights: str, config: Config, progress: Progress) -> Document:

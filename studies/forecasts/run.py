@@ -158,7 +158,7 @@ def summary(runs: Sequence[Document]) -> dict[str, Any]:
     for name, key in SUMMARISED.items():
         if known := [row for row in rows if row[key] is not None]:
             errors = error_summary(speedups(known, key).tolist(), speedups(known, "measured").tolist())
-            values[name] = errors["median_abs_percent"], errors["p90_abs_percent"]
+            values[name] = errors.median_abs_percent, errors.p90_abs_percent
     low, value, high = (np.array([row["forecast"][end] for row in rows]) for end in ("low", "estimate", "high"))
     measured = speedups(rows, "measured")
     inside = float(np.mean((low <= measured) & (measured <= high)))

@@ -6,7 +6,6 @@ held-out prompts are decoded.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -22,9 +21,10 @@ from specsim.cli.console import progress_bar
 from specsim.io.examples import TASKS
 from specsim.io.progress import Progress
 from specsim.policy.registry import POLICIES
+from specsim.report.experiment import Row, Validation
 from specsim.report.table import ERROR, SPEEDUP, TWO, Column
-from studies.common import Config, Document, load, named
-from studies.figures import speedup_dots
+from studies.common import Config, load, named
+from studies.figures import dots
 from studies.report import TENTH, Report, load_line, machine_line
 
 SHOWN = 8
@@ -32,7 +32,7 @@ RESULT = "validation.json"
 RECORDED = (f"*/{RESULT}",)
 
 
-def validated(folder: Path, drafter: str, config: Config, progress: Progress) -> Document:
+def validated(folder: Path, drafter: str, config: Config, progress: Progress) -> Validation:
     """Return the validation of a drafter; read where it is there."""
     if not (folder / RESULT).is_file():
         pair = load(config, drafter)
@@ -46,40 +46,44 @@ def validated(folder: Path, drafter: str, config: Config, progress: Progress) ->
             minutes=config["minutes"],
         )
         validate(pair, read_prompts(TASKS, pair.tokenizer, config["prompts"]), settings, folder, progress)
-    return dict(json.loads((folder / RESULT).read_text()))
+    return Validation.read(folder / RESULT)
 
 
 def main(out: Path, config: Config) -> None:
     """Validate each drafter, and write the report."""
     with progress_bar() as progress:
         make = partial(validated, config=config)
-        documents = {
+        results = {
             name: make(folder=out / name, drafter=name, progress=named(progress, name)) for name in config["drafters"]
         }
-    report(config, documents).write(out)
+    report(config, results).write(out)
 
 
-def report(config: Config, documents: Mapping[str, Document]) -> Report:
-    """Return the report. documents : validations by drafter"""
-    rows = [row for drafter, document in documents.items() for row in drafter_rows(drafter, document)]
-    rows.sort(key=lambda row: -float(row["measured"]["estimate"]))
-    chosen = {name: next(row for row in rows if row["drafter"] == name and row["chosen"]) for name in documents}
-    first = next(iter(documents))
+def report(config: Config, results: Mapping[str, Validation]) -> Report:
+    """Return the report. results : validations by drafter"""
+    rows = [(drafter, row) for drafter, result in results.items() for row in result.rows]
+    rows.sort(key=lambda named: -named[1].measured)
+    shown = [cells(drafter, row) for drafter, row in rows]
+    choices = {drafter: result.choice.forecast for drafter, result in results.items() if result.choice is not None}
+    chosen = [(drafter, row) for drafter in results for of, row in rows if of == drafter and row.label == choices[of]]
+    first = next(iter(results.values()))
     return Report(
         question="What does speculative decoding gain for SmolLM2 on a CPU?",
         answer="With the policy that its forecast chose beforehand, "
         + " and ".join(
-            f"{name} is {row['measured']['estimate']:.2f} times as fast as decoding without speculation (forecast "
-            f"{row['forecast']['estimate']:.2f})"
-            for name, row in chosen.items()
+            f"{drafter} is {row.measured:.2f} times as fast as decoding without speculation (forecast "
+            f"{row.forecast:.2f})"
+            for drafter, row in chosen
         )
         + ". By kind of task the best policies reach "
-        + " and ".join(f"{range_of(document)} with {name}" for name, document in documents.items())
+        + " and ".join(f"{range_of(result)} with {name}" for name, result in results.items())
         + ".",
-        figure=speedup_dots(
-            [(name_of(row), {**row, "predicted": row["forecast"]}) for row in rows],
+        figure=dots(
+            [(name_of(*named), {"predicted": named[1].forecast, "measured": named[1].measured}) for named in rows],
             "speedups",
             "SmolLM2-135M-Instruct on a CPU thread",
+            "speedup, baseline = 1; 95 % intervals",
+            level=1,
         ),
         figure_name="speedups",
         caption="Speedups forecast before the held-out prompts were decoded, and measured",
@@ -92,52 +96,44 @@ def report(config: Config, documents: Mapping[str, Document]) -> Report:
             Column("forecast error, %", "forecast_error_percent", ERROR),
             Column("tokens per second", "tokens_per_s", TENTH),
         ],
-        shown=rows[:SHOWN],
-        table=[flat(row) for row in rows],
+        shown=shown[:SHOWN],
+        table=[flat(row) for row in shown],
         trust=[
             "Prompts: of specsim's tasks of six kinds, greedy decoding, at most "
             f"{config['max_new_tokens']} tokens each; "
             + ", ".join(
-                f"{d['sequences']['tuning']} for tuning and {d['sequences']['holdout']} held out ({name})"
-                for name, d in documents.items()
+                f"{result.sequences.tuning} for tuning and {result.sequences.holdout} held out ({name})"
+                for name, result in results.items()
             )
             + ". Rounds identical in replay and real run, the fewest of any policy: "
-            + f"{min(row['rounds_identical_percent'] for row in rows):.1f} %.",
-            f"{machine_line(config, documents[first])} Tokens per second without speculation: "
-            + ", ".join(f"{d['baseline']['tokens_per_s']:.1f} ({name})" for name, d in documents.items())
+            + f"{min(row.rounds_identical_percent or 0.0 for _, row in rows):.1f} %.",
+            f"{machine_line(config, first.as_dict())} Tokens per second without speculation: "
+            + ", ".join(f"{result.baseline.tokens_per_s:.1f} ({name})" for name, result in results.items())
             + f". Time: {config['minutes']:g} minutes for each drafter.",
-            load_line(documents),
+            load_line({name: result.as_dict() for name, result in results.items()}),
             "Noise floor (A/A test, the baseline run twice): "
-            + ", ".join(f"{d['noise_floor_percent']:.1f} % ({name})" for name, d in documents.items())
+            + ", ".join(f"{result.noise_floor_percent:.1f} % ({name})" for name, result in results.items())
             + ". Intervals (95 %) are over held-out prompts, and wide because they are few.",
             "The EAGLE drafter was trained for minutes, on text that the target wrote.",
         ],
     )
 
 
-def drafter_rows(drafter: str, document: Document) -> list[dict[str, Any]]:
-    """Return the rows of a validation, and which of them the forecast chose."""
-    choice = document["choice"]["forecast"]
-    return [
-        {
-            **row,
-            "drafter": drafter,
-            "chosen": row["label"] == choice,
-            "forecast_error_percent": 100 * (row["forecast"]["estimate"] / row["measured"]["estimate"] - 1),
-        }
-        for row in document["rows"]
-    ]
+def cells(drafter: str, row: Row) -> dict[str, Any]:
+    """Return what the tables have of a row."""
+    error = 100 * (row.forecast / row.measured - 1) if row.forecast is not None else None
+    return {**row.as_cells(), "drafter": drafter, "forecast_error_percent": error}
 
 
-def name_of(row: Mapping[str, Any]) -> str:
+def name_of(drafter: str, row: Row) -> str:
     """Write drafter and policy, with the switches that tell its variants apart."""
-    switches = re.findall(r"\w+=(?:True|False)", row["label"])
-    return f"{row['drafter']}, {row['policy']}{''.join(f' ({switch})' for switch in switches)}"
+    switches = re.findall(r"\w+=(?:True|False)", row.label)
+    return f"{drafter}, {row.policy}{''.join(f' ({switch})' for switch in switches)}"
 
 
-def range_of(document: Document) -> str:
+def range_of(result: Validation) -> str:
     """Write the range, over kinds of task, of the speedup of the best policy."""
-    gains = {kind: float(part["measured_speedup_best"]) for kind, part in document["domains"].items()}
+    gains = {kind: part.measured_speedup_best for kind, part in result.domains.items()}
     least, most = min(gains, key=gains.__getitem__), max(gains, key=gains.__getitem__)
     return f"{gains[least]:.2f} ({least}) to {gains[most]:.2f} ({most})"
 
@@ -145,6 +141,6 @@ def range_of(document: Document) -> str:
 def flat(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return what table.csv has of a row."""
     names = ("drafter", "policy", "label", "tau", "forecast_error_percent", "rounds_identical_percent", "tokens_per_s")
-    speedups = {name: row[name]["estimate"] for name in ("forecast", "measured", "wall_clock_speedup")}
-    intervals = {f"measured_{end}": row["measured"][end] for end in ("low", "high")}
+    speedups = {name: row[name].estimate for name in ("forecast", "measured", "wall_clock_speedup")}
+    intervals = {f"measured_{end}": getattr(row["measured"], end) for end in ("low", "high")}
     return {**{name: row[name] for name in names}, **speedups, **intervals}

@@ -131,7 +131,7 @@ def test_every_round_of_a_validation_is_foretold(pair: Pair, tmp_path: Path) -> 
     kinds = tuple(CHAIN_POLICIES[name] for name in ("fixed_k", "max_confidence"))
     settings = ValidationSettings(RecordSettings(4, 24), kinds, trials=2, repeats=3)
     with quick_measurements():
-        document = validate(pair, tiny_prompts(), settings, tmp_path / "out", lambda *step: None)
+        document = validate(pair, tiny_prompts(), settings, tmp_path / "out", lambda *step: None).as_dict()
     assert document["drafter_kind"] == "repeat"
     assert {row["rounds_identical_percent"] for row in document["rows"]} == {100.0}
 

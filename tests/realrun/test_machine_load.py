@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,13 +40,13 @@ def test_shares_are_of_all_cpus_less_this_process(
     stat(path, 400, 50, 100, 1300, 50, 0, 0, 60)
     shares = machine_load.load_from([load()])
     assert shares == (pytest.approx(others), 5.0)
-    assert load_text(shares._asdict()) == f"{others:.0f} % of CPU time used by other processes, 5.0 % steal"
+    assert load_text(*shares) == f"{others:.0f} % of CPU time used by other processes, 5.0 % steal"
 
 
 def test_a_system_that_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_load, "STAT", tmp_path / "absent")
     shares = machine_load.load_from([machine_load.watch()()])
-    assert shares == (None, None) and "unknown" in load_text(shares._asdict())
+    assert shares == (None, None) and "unknown" in load_text(*shares)
 
 
 def test_times_count_by_their_length() -> None:
@@ -60,5 +61,5 @@ RESOLVED = [(1.04, False, False), (1.06, False, True), (0.9, False, True), (1.0,
 @pytest.mark.parametrize(("fastest", "resolved", "answer"), RESOLVED)
 def test_a_run_resolves_something_by_two_rows_or_by_the_baseline(fastest: float, resolved: bool, answer: bool) -> None:
     speedups = (fastest, None), (1.0, resolved)
-    rows = [{"measured": {"estimate": estimate}, "resolved": distinct} for estimate, distinct in speedups]
-    assert resolves_something({"rows": rows, "noise_floor_percent": 5.0}) == answer
+    rows = [SimpleNamespace(measured=estimate, resolved=distinct) for estimate, distinct in speedups]
+    assert resolves_something(SimpleNamespace(rows=rows, noise_floor_percent=5.0)) == answer

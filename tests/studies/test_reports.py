@@ -20,7 +20,7 @@ from specsim.report.table import SPEEDUP, Column
 from studies import __main__ as command
 from studies import comparisons
 from studies.common import parts, with_replays
-from studies.figures import COLORS, dots, line_panels, speedup_dots
+from studies.figures import COLORS, dots, line_panels
 from studies.report import Report, csv_text, error_line, load_line, markdown_table
 from tests.support.checks import refusal
 from tests.support.tree_traces import tree_trace
@@ -66,7 +66,7 @@ def test_a_report_shows_part_of_its_table(tmp_path: Path) -> None:
     report = Report(
         question="Which?",
         answer="a.",
-        figure=speedup_dots([("a", {"predicted": ESTIMATE, "measured": ESTIMATE})], "dots", "Speedups"),
+        figure=dots([("a", {"predicted": ESTIMATE, "measured": ESTIMATE})], "dots", "Speedups", "speedup", level=1),
         figure_name="dots",
         caption="Speedups",
         columns=[Column("policy", "policy"), Column("speedup", "speedup", SPEEDUP)],

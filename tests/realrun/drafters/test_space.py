@@ -445,7 +445,7 @@ def test_the_main_job(names: tuple[str, ...], tmp_path: Path, monkeypatch: pytes
     kinds = tuple(POLICIES[name] for name in names)
     settings = ValidationSettings(RecordSettings(16, 16, CHOICES["gumbel"]), kinds=kinds, trials=2, repeats=3)
     prompts = [prompt for prompt in word_prompts() if len(prompt.tokens) > 2] * 2
-    document = validate(space_pair(), prompts, settings, tmp_path, lambda *step: None)
+    document = validate(space_pair(), prompts, settings, tmp_path, lambda *step: None).as_dict()
     assert document["drafter_kind"] == "space" and document["k_curve"]["k"] == [*range(1, MASKS + 1)]
     served = {row["policy"] for row in document["rows"]}
     assert served == {name for name in names if not issubclass(POLICIES[name], TreePolicy)} - {"cali_ts"}

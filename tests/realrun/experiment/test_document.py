@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from realrun.decode.rounds import Decoded, Round
-from realrun.experiment.forecast import Forecast
+from realrun.experiment.forecast import ANEW, Forecast
 from realrun.experiment.measuring import Measurement
 from realrun.experiment.timing import Arm, Timings
-from realrun.experiment.validate import PARTS, Promise, Row, Validation, choice_of, error_parts
+from realrun.experiment.validate import PARTS, Promise, choice_of, error_parts, resolved
 from realrun.machine_load import Load
 from realrun.pairs.prompts import Prompt
 from specsim.cost.profile import ProfileCost, TreeProfile
-from specsim.io.arrays import Floats
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
-from specsim.replaying.intervals import NO_SPECULATION, Estimate, noise_floor_percent, paired_difference, ratio_interval
+from specsim.replaying.intervals import NO_SPECULATION, Estimate, noise_floor_percent, paired_difference
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.report.page import choice_text
@@ -42,32 +42,32 @@ def forecast(label: str, speedup: float, measured: float, wobble: float = 0.01) 
 def test_the_regret_is_the_measured_bests_lead() -> None:
     fast, slow = forecast("a", 1.4, 1.6), forecast("b", 2.5, 1.5)
     choice = choice_of([fast, slow, forecast("c", 1.1, 0.9)], BASELINE_S, floor_percent=1.0)
-    assert (choice["forecast"], choice["forecast_speedup"], choice["measured"]) == ("b", 2.5, "a")
-    assert choice["measured_speedup"]["estimate"] == pytest.approx(1.5, rel=0.01)
-    assert choice["regret"]["estimate"] == paired_difference(BASELINE_S, fast.seconds, slow.seconds).difference.estimate
-    assert choice["regret"]["estimate"] == pytest.approx(0.1, abs=0.01) and choice["significant"]
+    assert (choice.forecast, choice.forecast_speedup, choice.measured) == ("b", 2.5, "a")
+    assert choice.measured_speedup == pytest.approx(1.5, rel=0.01)
+    assert choice.regret == paired_difference(BASELINE_S, fast.seconds, slow.seconds).difference.estimate
+    assert choice.regret == pytest.approx(0.1, abs=0.01) and choice.significant
     assert "b, forecast 2.500, measured 1.5" in choice_text(choice) and "the measured best is a" in choice_text(choice)
     floor = choice_of([fast, slow], BASELINE_S, floor_percent=8.0)
-    assert not floor["significant"] and "not significant" in choice_text(floor)
+    assert not floor.significant and "not significant" in choice_text(floor)
 
 
 def test_a_choice_that_measured_best_has_no_regret() -> None:
     choice = choice_of([forecast("a", 1.7, 1.6), forecast("b", 1.5, 1.5)], BASELINE_S, 1.0)
-    assert choice["regret"] == {"estimate": 0.0, "low": 0.0, "high": 0.0} and not choice["significant"]
+    assert choice.regret == Estimate(0.0, 0.0, 0.0) and not choice.significant
     assert choice_text(choice).endswith("the measured best.")
 
 
 def test_where_all_policies_are_slower_the_best_is_not_to_speculate() -> None:
     """A forecast above 1 that measured 0.51 has a regret of 0.49, not of 0."""
     choice = choice_of([forecast("fixed_k(k=1)", 1.2, 0.51)], BASELINE_S, 1.0)
-    assert choice["measured"] == NO_SPECULATION and choice["forecast"] == "fixed_k(k=1)"
-    assert choice["regret"]["estimate"] == pytest.approx(0.49, abs=0.01) and choice["significant"]
+    assert choice.measured == NO_SPECULATION and choice.forecast == "fixed_k(k=1)"
+    assert choice.regret == pytest.approx(0.49, abs=0.01) and choice.significant
 
 
 def test_a_forecast_below_one_chooses_not_to_speculate() -> None:
     choice = choice_of([forecast("a", 0.9, 1.25), forecast("b", 0.8, 1.1)], BASELINE_S, 1.0)
-    assert (choice["forecast"], choice["forecast_speedup"], choice["measured"]) == (NO_SPECULATION, 1.0, "a")
-    assert choice["regret"]["estimate"] == pytest.approx(0.25, abs=0.01)
+    assert (choice.forecast, choice.forecast_speedup, choice.measured) == (NO_SPECULATION, 1.0, "a")
+    assert choice.regret == pytest.approx(0.25, abs=0.01)
 
 
 # The file of a forecast: what a build before wrote is read as it is, and anything else refused in a line.
@@ -85,18 +85,22 @@ WRITTEN: dict[str, Any] = {
 }  # fmt: skip
 
 
+def read_forecast(path: Path) -> Forecast:
+    return Forecast.from_json(json.loads(path.read_text()), str(path), ANEW)
+
+
 def test_a_forecast_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "forecast.json").write_text(json.dumps(WRITTEN))
-    forecast = Forecast.read(tmp_path / "forecast.json")
+    forecast = read_forecast(tmp_path / "forecast.json")
     assert forecast.as_dict() == WRITTEN
     assert str(forecast).startswith("forecast: fixed_k(k=2), 1.500 [0.900, 1.900] times")
-    assert replace(forecast, rows=forecast.rows[2:]).deploy == NO_SPECULATION
+    assert structs.replace(forecast, rows=forecast.rows[2:]).deploy == NO_SPECULATION
 
 
 @pytest.mark.parametrize("wrong", [{"version": 2}, {"sealed": 1}, {"rows": [{"policy": "fixed_k"}]}, {"costs": None}])
 def test_another_forecast_is_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "forecast.json").write_text(json.dumps({**WRITTEN, **wrong}))
-    refusal(lambda: Forecast.read(tmp_path / "forecast.json"), match=r"forecast\.json .*--overwrite$")
+    refusal(lambda: read_forecast(tmp_path / "forecast.json"), match=r"forecast\.json .*--overwrite$")
 
 
 # Errors: parts that sum to the whole, nothing where rounds cost what was predicted, and their noise.
@@ -138,7 +142,11 @@ def as_predicted(policy: Policy) -> tuple[Replay, list[list[Round]]]:
 def errors_of(policy: Policy, change: Any = lambda round_: round_) -> tuple[dict[str, Any], Replay, list[Round]]:
     replayed, done = as_predicted(policy)
     changed = [[change(round_) for round_ in sequence] for sequence in done]
-    return error_parts(PRICED, replayed, changed), replayed, [round_ for sequence in changed for round_ in sequence]
+    return (
+        error_parts(PRICED, replayed, changed).as_dict(),
+        replayed,
+        [round_ for sequence in changed for round_ in sequence],
+    )
 
 
 @policies
@@ -207,18 +215,6 @@ def measured(null_s: list[float], arms_s: list[list[float]]) -> Measurement:
     return Measurement(places, prompts, timings, Load(None, None))
 
 
-def validation(null_s: list[float], arms_s: list[list[float]]) -> Validation:
-    measurement = measured(null_s, arms_s)
-
-    def row(own_s: Floats) -> Row:
-        fields: dict[str, Any] = dict.fromkeys(Row.__dataclass_fields__)
-        return Row(**{**fields, "measured": ratio_interval(measurement.seconds[0], own_s), "speculative_s": own_s})
-
-    fields: dict[str, Any] = dict.fromkeys(Validation.__dataclass_fields__)
-    rows = [row(own_s) for own_s in measurement.seconds[1:-1]]
-    return Validation(**{**fields, "rows": rows, "measurement": measurement})
-
-
 def test_the_noise_floor_is_how_far_two_like_arms_lie_apart() -> None:
     assert measured([1.0] * 20, []).noise_floor_percent == 0.0
     uneven = measured([0.9, 1.1] * 10, [])
@@ -235,8 +231,8 @@ def test_rows_are_told_apart_beyond_the_noise_only() -> None:
     unsteady[0] = 1.5
     for sequence in range(1, 20):
         unsteady[sequence] = 0.5 * (1 + 0.002 * (-1) ** sequence)
-    calm = validation([1.0] * 20, [best, close, far, unsteady])
-    assert [calm.resolved(row, calm.rows[0]) for row in calm.rows[1:]] == [True, True, False]
-    noisy = validation([0.9, 1.1] * 10, [best, close, far, unsteady])
-    assert [noisy.resolved(row, noisy.rows[0]) for row in noisy.rows[1:]] == [False, True, False]
-    assert not calm.resolved(calm.rows[0], calm.rows[0])
+    calm = measured([1.0] * 20, [best, close, far, unsteady])
+    assert [resolved(calm, arm, 1) for arm in (2, 3, 4)] == [True, True, False]
+    noisy = measured([0.9, 1.1] * 10, [best, close, far, unsteady])
+    assert [resolved(noisy, arm, 1) for arm in (2, 3, 4)] == [False, True, False]
+    assert not resolved(calm, 1, 1)

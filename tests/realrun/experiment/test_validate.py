@@ -66,7 +66,7 @@ def ignore(what: str, done: int, total: int) -> None:
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     out, reports = tmp_path_factory.mktemp("job") / "out", []
-    document = validate(tiny_pair(), tiny_prompts(), SETTINGS, out, lambda *step: reports.append(step))
+    document = validate(tiny_pair(), tiny_prompts(), SETTINGS, out, lambda *step: reports.append(step)).as_dict()
     return document, out, reports
 
 
@@ -274,7 +274,7 @@ def test_prompts_may_be_as_long_as_their_output_leaves_room_for(tmp_path: Path) 
     pair, new_tokens = tiny_pair(), 8
     long = [Prompt("all", [5 + number] * longest_prompt(pair, new_tokens, 1)) for number in range(4)]
     settings = ValidationSettings(RecordSettings(1, new_tokens), kinds=(POLICIES["fixed_k"],), trials=1)
-    document = validate(pair, long, settings, tmp_path / "out", ignore)
+    document = validate(pair, long, settings, tmp_path / "out", ignore).as_dict()
     assert {row["rounds_identical_percent"] for row in document["rows"]} == {100.0}
 
 
@@ -373,7 +373,7 @@ def test_what_departs_in_bfloat16_is_a_near_tie(sampler: Sampler) -> None:
         policy = make_policy(name, settings)
         departures += found_in(pair, trace, prompts, policy, sampler, decoder_of(pair, sampler))
     assert departures
-    counts = departures_summary(departures)
+    counts = departures_summary(departures).as_dict()
     assert (
         counts["first"] == {"near tie": len(departures), "defect": 0, "not examined": 0}
         and counts["largest_tie_ulps"] > 0
@@ -391,7 +391,7 @@ def test_a_wrong_pass_is_a_defect(which: str, sampler: Sampler) -> None:
     forward = lm.forward
     lm.forward = lambda tokens: forward(tokens).flip(-1)
     departures = found_in(pair, trace, prompts, policy, sampler, decoder)
-    causes = departures_summary(departures)["first"]
+    causes = departures_summary(departures).first
     assert causes["defect"] > len(prompts) / 2 and causes["not examined"] == 0
     assert {departure.what for departure in departures if departure.cause == "defect"} == {
         "text" if which == "target" else "draft"
@@ -405,7 +405,7 @@ def test_trees_and_gaps_of_no_logits_are_not_examined() -> None:
         "near tie",
         "defect",
     )
-    counts = departures_summary([unexamined, replace(unexamined, gap_ulps=300.0)])
+    counts = departures_summary([unexamined, replace(unexamined, gap_ulps=300.0)]).as_dict()
     assert counts["defects"] == [{"sequence": 0, "t": 5, "what": "text", "gap_ulps": 300.0}]
     assert counts["largest_tie_ulps"] is None
 
@@ -416,7 +416,7 @@ def test_every_departure_of_the_lab_in_bfloat16_is_a_near_tie(sampler: Sampler) 
     pair = load_pair(dtype="bfloat16", threads=1)
     prompts, policy = lab_prompts(pair.tokenizer, 12), make_policy("fixed_k", {"k": 5})
     trace = record(pair, prompts, RecordSettings(8, 96, sampler))
-    counts = departures_summary(found_in(pair, trace, prompts, policy, sampler, decoder_of(pair, sampler)))
+    counts = departures_summary(found_in(pair, trace, prompts, policy, sampler, decoder_of(pair, sampler))).as_dict()
     assert counts["first"]["defect"] == counts["first"]["not examined"] == 0
 
 
@@ -466,7 +466,7 @@ def start_job(out: Path, settings: ValidationSettings = RESUMED, stop: tuple[str
         if stop == (what, done):
             raise KeyboardInterrupt
 
-    return validate(tiny_pair(), tiny_prompts(), settings, out, progress)
+    return validate(tiny_pair(), tiny_prompts(), settings, out, progress).as_dict()
 
 
 def answer(out: Path) -> Any:

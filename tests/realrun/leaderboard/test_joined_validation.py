@@ -60,7 +60,7 @@ def replayed(row: dict[str, Any], out: Path, seed: int = 0) -> tuple[float, list
 def document(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     out = tmp_path_factory.mktemp("joined") / "out"
     settings = ValidationSettings(RECORD, KINDS, trials=4, repeats=3)
-    return validate_joined(tiny_pairs(), tiny_texts(), settings, out), out
+    return validate_joined(tiny_pairs(), tiny_texts(), settings, out).as_dict(), out
 
 
 def test_every_row_is_decoded_as_it_is_replayed(document: tuple[dict[str, Any], Path]) -> None:
@@ -92,7 +92,7 @@ def test_a_finished_trace_is_used_again_and_another_refused(document: tuple[dict
     _, out = document
     before = (out / "trace-1" / "meta.json").read_bytes()
     settings = ValidationSettings(RECORD, KINDS[:1], trials=2, repeats=3)
-    assert len(validate_joined(tiny_pairs(), tiny_texts(), settings, out)["rows"]) == 3
+    assert len(validate_joined(tiny_pairs(), tiny_texts(), settings, out).rows) == 3
     assert (out / "trace-1" / "meta.json").read_bytes() == before
     with pytest.raises(InputError, match="trace-1 was recorded"):
         validate_joined(tiny_pairs(), tiny_texts(), replace(settings, record=replace(RECORD, max_new_tokens=9)), out)
@@ -125,7 +125,7 @@ def test_on_the_lab_every_round_of_every_policy_is_the_replays(beside: str, samp
     model = load_pair(dtype="float64", beside=lookup, predictor=None)
     pairs = {"eagle": [lookup, eagle], "model": [lookup, model], "both": [lookup, eagle, model]}[beside]
     settings = ValidationSettings(RecordSettings(6, 48, sampler), trials=8, repeats=3)
-    result = validate_joined(pairs, lab_prompts(lookup.tokenizer, 6), settings, tmp_path / "out")
+    result = validate_joined(pairs, lab_prompts(lookup.tokenizer, 6), settings, tmp_path / "out").as_dict()
     assert {row["policy"] for row in result["rows"]} == SWITCH_POLICIES.keys()
     for row in result["rows"]:
         assert row["rounds_identical_percent"] == row["output_identical_percent"] == 100, row["label"]

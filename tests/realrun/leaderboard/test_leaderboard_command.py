@@ -55,6 +55,7 @@ from specsim.replaying.intervals import NO_SPECULATION, simultaneous
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.report.drafters import DEFINITIONS, render_drafters
+from specsim.report.experiment import DrafterBoard
 from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences
 from tests.realrun.cli.test_drafter_commands import command
@@ -121,7 +122,7 @@ def quick() -> Any:
 
 def start(out: Path, settings: BoardSettings = SETTINGS, **options: Any) -> dict[str, Any]:
     pairs, plain = tiny_pairs()
-    return run_leaderboard(pairs, plain, prompts_of(), settings, out, lambda *step: None, **options)
+    return run_leaderboard(pairs, plain, prompts_of(), settings, out, lambda *step: None, **options).as_dict()
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +153,7 @@ def test_it_writes_what_it_promises(job: Job) -> None:
     page = (out / "report.html").read_text()
     assert page.startswith("<!DOCTYPE html>") and "src=" not in page and page.count("<svg") == 2
     assert all(name in page for name in NAMES) and all(escape(term) in page for term in DEFINITIONS)
-    assert render_drafters(document) == page
+    assert render_drafters(DrafterBoard.from_json(document, "the board", "rank again")) == page
 
 
 def test_every_drafter_has_the_best_of_each_role_that_it_can_have(job: Job) -> None:
@@ -553,7 +554,7 @@ def test_it_refuses_what_does_not_fit(job: Job, tmp_path: Path) -> None:
 
 def test_the_table_shows_every_row(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     document, _ = job
-    print_board(document)
+    print_board(DrafterBoard.from_json(document, "the board", "rank again"))
     shown = capsys.readouterr().out
     assert "autoregressive" in shown and "tuned (own target)" in shown and "decomposition" in shown
     for row in document["rows"]:

@@ -147,8 +147,8 @@ def test_unknown_kernels_are_refused(tmp_path: Path) -> None:
 def test_a_validation_says_its_kernels_and_keeps_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ValidationSettings(RecordSettings(2, 8, CHOICES["gumbel"]), trials=2, repeats=3)
     with use_kernels("reference"):
-        document = validate(tiny_pair(), tiny_prompts(4), settings, tmp_path, lambda *step: None)
-    assert document["environment"]["kernels"] == "reference"
+        validation = validate(tiny_pair(), tiny_prompts(4), settings, tmp_path, lambda *step: None)
+    assert validation.environment["kernels"] == "reference"
     assert json.loads((tmp_path / "profile.json").read_text())["kernels"] == "reference"
     with use_kernels("cuda"), pytest.raises(InputError, match='kernels="reference", asked for "cuda"'):
         validate(tiny_pair(), tiny_prompts(4), settings, tmp_path, lambda *step: None)

@@ -165,7 +165,7 @@ def test_rounds_that_reject_have_a_second_pass_and_replays_charge_it(drafters: i
     assert rounds_identical(replayed, runs) == 1.0
     assert 0 < again < replayed.num_rounds.sum()
     assert replayed.seconds[:, 2].sum() == pytest.approx(1e-2 * (replayed.num_rounds.sum() + again))
-    errors = error_parts(priced, replayed, [run.rounds for run in runs])
+    errors = error_parts(priced, replayed, [run.rounds for run in runs]).as_dict()
     took_s = sum(round_.seconds for run in runs for round_ in run.rounds)
     assert errors["second_pass"]["rounds"] == again
     assert errors["second_pass"]["predicted"] == pytest.approx(again / took_s)

@@ -563,7 +563,7 @@ def test_real_runs_in_rejection_mode_draw_their_own_texts(tmp_path: Path, monkey
         return Decoding(decoder, *args)
 
     monkeypatch.setattr("realrun.experiment.timing.Decoding", noted)
-    document = validate(tiny_pair(), prompts, settings, tmp_path / "out")
+    document = validate(tiny_pair(), prompts, settings, tmp_path / "out").as_dict()
     first = read_trace(tmp_path / "out" / "trace").meta["decoding"]["seed"]
     assert set(seeds) == {first, first + 1, first + 2}  # each repeat decodes a text of its own
     for row in document["rows"]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from specsim.acceptance.generate import generate
 from specsim.acceptance.models import IID
@@ -38,6 +39,7 @@ from specsim.replaying.prediction import predict_policy
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
+from specsim.report.board import BoardOptions, EngineChoice, Leaderboard, Recommended
 from specsim.report.leaderboard import render_leaderboard
 from specsim.report.page import recommendation_text
 from specsim.trace.split import split_sequences
@@ -100,7 +102,7 @@ def test_a_papers_table_has_the_speedup_of_every_task(trace: Trace) -> None:
     """As a replay of that task's held-out sequences alone has it."""
     domains = np.array(["chat", "math & code"] * 8)
     board = leaderboards({"honest": dataclasses.replace(trace, domain=domains)}, [COST], kinds=KINDS[:2], trials=3)[0]
-    document = as_document([board], {})
+    document = as_document([board], BoardOptions())
     rows = list(csv.DictReader(io.StringIO(table_text(document, ".csv"))))
     assert list(rows[0]) == ["Method", "chat", "math & code", "#MAT", "Overall", "Low", "High"]
     baseline, *rows, oracle = rows
@@ -132,27 +134,25 @@ def test_the_simplest_policy_within_a_percent_is_recommended(board: Board) -> No
 
 
 def test_a_rule_that_engines_lack_stands_beside_their_best(board: Board) -> None:
-    (document,) = as_document([board], {})["boards"]
-    fixed = next(row for row in document["rows"] if row["policy"] == "fixed_k")
-    other = next(row for row in document["rows"] if row["policy"] != "fixed_k")
-    flags = {"vllm": "--flag"}
-    document["rows"][0]["speedup"]["low"] = 1.5
-    document["recommended"] = {"label": other["label"], "within_percent": 1.0, "flags": {}}
-    document["recommended"]["for_engines"] = {"label": fixed["label"], "flags": flags}
-    own, engines, flag = recommendation_text(document)
-    assert own.startswith(f"Recommended: {other['label']} (") and f"their best: {fixed['label']} (" in engines
+    leader, *others = board.document.rows
+    rows = [structs.replace(leader, speedup=Estimate(2.0, 1.5, 2.5)), *others]
+    fixed = next(row for row in rows if row.policy == "fixed_k")
+    other = next(row for row in rows if row.policy != "fixed_k")
+    recommended = Recommended(other.label, 1.0, {}, EngineChoice(fixed.label, {"vllm": "--flag"}))
+    own, engines, flag = recommendation_text(structs.replace(board.document, rows=rows, recommended=recommended))
+    assert own.startswith(f"Recommended: {other.label} (") and f"their best: {fixed.label} (" in engines
     assert flag == "vllm: --flag"
 
 
 def test_none_is_recommended_where_none_is_significantly_faster(board: Board) -> None:
     unsure = [dataclasses.replace(row, speedup=Estimate(1.05, 0.98, 1.12)) for row in board.rows]
-    document = as_document([dataclasses.replace(board, rows=unsure)], {})
-    assert document["boards"][0]["recommended"] is None
+    document = as_document([dataclasses.replace(board, rows=unsure)], BoardOptions())
+    assert document.boards[0].recommended is None
     assert "Recommended" not in render_leaderboard(document)
 
 
 def test_the_page_says_that_it_predicts_with_which_error_and_what_to_use(board: Board) -> None:
-    document = as_document([dataclasses.replace(board, cost_band=(0.5, 2.0))], {"cost": "h100.json", "batch": 8})
+    document = as_document([dataclasses.replace(board, cost_band=(0.5, 2.0))], BoardOptions(cost="h100.json", batch=8))
     page = " ".join(Page(render_leaderboard(document)).words)
     top, speedup = board.rows[0], board.rows[0].speedup
     assert f"{speedup.low / 2:.2f} to {2 * speedup.high:.2f} with the error of such costs" in page
@@ -190,7 +190,7 @@ def test_differences_to_the_leader_hold_at_once_and_insignificant_ones_are_marke
         if alone.low < alone.high:
             assert row.to_leader.difference.low < alone.low and row.to_leader.difference.high > alone.high
         assert row.speedup.low < row.prediction.speedup.low and row.speedup.high > row.prediction.speedup.high
-        assert row.as_dict()["speedup"] == row.speedup.as_dict()
+        assert row.document({}).as_dict()["speedup"] == row.speedup.as_dict()
         assert row.tied == (row.to_leader.difference.low <= 0)
     assert any(row.tied for row in board.rows)
     dear = leaderboards({"more": honest_trace(sequences=80)}, [ConstantCost(0.5, 1.0)], kinds=KINDS[:1], trials=8)[0]
@@ -295,28 +295,28 @@ class Learner(MaxConfidence):
 
 
 @pytest.fixture(scope="module")
-def document(trace: Trace, board: Board) -> dict[str, Any]:
+def document(trace: Trace, board: Board) -> Leaderboard:
     other = leaderboards({"<b>other": honest_trace(1)}, [COST], kinds=[Learner, *KINDS[:2]], trials=6)
-    return as_document([board, *other], {"trials": 12, "cost": "ramp & more"})
+    return as_document([board, *other], BoardOptions(trials=12, cost="ramp & more"))
 
 
-def test_the_report_shows_every_row_and_figure_and_escapes_names(document: dict[str, Any]) -> None:
+def test_the_report_shows_every_row_and_figure_and_escapes_names(document: Leaderboard) -> None:
     text = render_leaderboard(document)
     page = Page(text)
-    assert page.names.count("svg") == 1 + 4 * len(document["boards"])
+    assert page.names.count("svg") == 1 + 4 * len(document.boards)
     assert len(page.ids) == len(set(page.ids)), "no two figures share an id"
-    for board in document["boards"]:
-        for row in board["rows"]:
-            assert f"{row['label']}" in page.text
-            assert f"{row['speedup']['estimate']:.3f}" in page.text
+    for board in document.boards:
+        for row in board.rows:
+            assert f"{row.label}" in page.text
+            assert f"{row.speedup:.3f}" in page.text
     assert "<b>other" in page.text and "<b>other" not in text and "ramp & more" in page.text
     assert "http" not in text.replace("http://www.w3.org/", ""), "nothing is fetched"
     assert render_leaderboard(document) == text
     with pytest.raises(InputError, match="specsim-leaderboard"):
-        render_leaderboard({**document, "kind": "specsim-profile"})
+        Leaderboard.from_json({**document.as_dict(), "kind": "specsim-profile"}, "specsim-leaderboard", "rank again")
 
 
-def test_results_are_three_files_of_the_same_numbers(document: dict[str, Any], tmp_path: Path) -> None:
+def test_results_are_three_files_of_the_same_numbers(document: Leaderboard, tmp_path: Path) -> None:
     write_results(tmp_path / "out", document)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "leaderboard.csv",
@@ -324,14 +324,14 @@ def test_results_are_three_files_of_the_same_numbers(document: dict[str, Any], t
         "report.html",
     ]
     written = (tmp_path / "out" / "leaderboard.json").read_text()
-    assert json.loads(written) == json.loads(json.dumps(document))
+    assert json.loads(written) == json.loads(json.dumps(document.as_dict()))
     lines = list(csv.DictReader(io.StringIO(results_csv(document))))
-    rows = [(board["trace"], rank, row) for board in document["boards"] for rank, row in enumerate(board["rows"], 1)]
+    rows = [(board.trace, rank, row) for board in document.boards for rank, row in enumerate(board.rows, 1)]
     assert len(lines) == len(rows) and tuple(lines[0]) == CSV_COLUMNS
     for line, (trace, rank, row) in zip(lines, rows, strict=True):
-        assert (line["trace"], line["rank"], line["label"]) == (trace, str(rank), row["label"])
-        assert float(line["speedup"]) == row["speedup"]["estimate"]
-        assert float(line["v_d"]) == row["v_d"] and float(line["oracle_regret"]) == row["oracle_regret"]
+        assert (line["trace"], line["rank"], line["label"]) == (trace, str(rank), row.label)
+        assert float(line["speedup"]) == row.speedup
+        assert float(line["v_d"]) == row.v_d and float(line["oracle_regret"]) == row.oracle_regret
 
 
 def test_traces_are_named_by_as_much_of_the_path_as_they_need(tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_a_board_shows_the_gap_to_the_rule_beside_the_gap_to_the_oracle() -> Non
     for row in board.rows:
         assert row.rule_gap == pytest.approx(row.speculative_s.sum() / rule_s - 1)
         assert row.rule_gap < row.prediction.oracle_regret
-        assert row.as_dict()["learned_rule_gap"] == row.rule_gap
+        assert row.document({}).learned_rule_gap == row.rule_gap
     (other,) = leaderboards({"t": spoiled(trace)}, [CONSTANT], **options)
     assert other.rule == rule  # it learns from the tuning sequences alone
 

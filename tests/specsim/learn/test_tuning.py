@@ -47,6 +47,7 @@ from specsim.replaying.prediction import predict_policy
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
+from specsim.report.board import BoardOptions
 from specsim.report.leaderboard import leaderboard_result
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
@@ -452,7 +453,7 @@ def test_chains_and_trees_share_a_board_and_an_oracle(board: Board, trace: Trace
         assert row.mean_length == pytest.approx(result.verified.sum() / result.num_rounds.sum())
         assert row.prediction.oracle_regret > 0
         share = 0.0 if result.truncated is None else result.truncated.sum() / result.num_rounds.sum()
-        assert row.as_dict()["truncated_share"] == pytest.approx(share)
+        assert row.document({}).truncated_share == pytest.approx(share)
 
 
 @pytest.mark.parametrize("name", [name for name, kind in TREE_POLICIES.items() if "score" not in kind.features])
@@ -559,8 +560,7 @@ def test_a_board_says_where_trees_could_not_be_judged() -> None:
     published = "eagle2, 50 nodes, depth 6"
     assert published not in [row.label for row in board.rows]
     assert "asks for more than the recorded trees hold" in dict(board.skipped)[published]
-    document = as_document(boards[:1], {})
-    headline = leaderboard_result(document).verdict
+    headline = leaderboard_result(as_document(boards[:1], BoardOptions()), []).verdict
     assert "Trees could not be judged fully" in headline and published in headline
     assert board.warnings[0] in headline
     assert boards[1].unjudged == "" or published not in boards[1].unjudged

@@ -468,8 +468,8 @@ def test_a_single_prompt_leaves_the_costs_and_the_run() -> None:
 
 def test_errors_are_summarised_with_their_sign() -> None:
     summary = error_summary([1.1, 0.8, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0])
-    assert summary["largest_percent"] == pytest.approx(-20) and summary["mean_percent"] == pytest.approx(-2.5)
-    assert summary["median_abs_percent"] == pytest.approx(5) and summary["p90_abs_percent"] == pytest.approx(17)
+    assert summary.largest_percent == pytest.approx(-20) and summary.mean_percent == pytest.approx(-2.5)
+    assert summary.median_abs_percent == pytest.approx(5) and summary.p90_abs_percent == pytest.approx(17)
 
 
 SPEEDUP = Estimate(1.25, 1.1, 1.4)

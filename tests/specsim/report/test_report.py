@@ -20,15 +20,18 @@ from specsim.compare.document import as_document
 from specsim.cost.roofline.published import published_error
 from specsim.io.errors import InputError
 from specsim.io.files import write_text
+from specsim.replaying.intervals import Estimate
 from specsim.replaying.rounds import PARTS
 from specsim.report import figures as result_figures
 from specsim.report import hardware_figures, leaderboard_figures, validation_figures
 from specsim.report import validation_figures as figures
+from specsim.report.board import BoardOptions
 from specsim.report.documents import VALIDATION_COLUMNS, validation_rows
+from specsim.report.experiment import Reliability, Validation
 from specsim.report.files import BY_KEY, KINDS
 from specsim.report.page import comparable_text, page, speculation_text, truncated_text
 from specsim.report.table import as_text
-from specsim.report.validation import KEYS, render_validation
+from specsim.report.validation import render_validation
 from specsim.trace.files import write_trace
 from tests.support.commands import assert_refused, call, json_of
 from tests.support.reference import RampCost, small_trace
@@ -36,6 +39,10 @@ from tests.support.reference import RampCost, small_trace
 NAMESPACES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
 FIGURES = ("k-curve", "scatter", "ladder", "histogram", "reliability")
 VOID_ELEMENTS = {"meta", "br"}
+
+
+def rendered(document: dict[str, Any]) -> str:
+    return render_validation(Validation.from_json(document, "the validation", "validate again"))
 
 
 def estimate(value: float) -> dict[str, float]:
@@ -52,6 +59,8 @@ def row(policy: str, label: str, role: str, predicted: float, measured: float, *
         "predicted": estimate(predicted),
         "measured": estimate(measured),
         "error_percent": 100 * (predicted / measured - 1),
+        "train_speedup": predicted,
+        "truncated_share": 0.0,
         "rounds_identical_percent": 99.996,
         "output_identical_percent": 100.0,
         "ladder": ladder,
@@ -61,12 +70,20 @@ def row(policy: str, label: str, role: str, predicted: float, measured: float, *
         "tau": 2.4,
         "oracle_regret": 0.25,
         "forecast": estimate(1.04 * predicted),
-        "error_parts": dict.fromkeys(PARTS, 0.5),
+        "error_parts": {**dict.fromkeys(PARTS, 0.5), "by_verified": []},
+        "sequence_seconds": [1.0] * 7,
         "wall_clock_speedup": estimate(0.9 * measured),
         "wall_clock_differs": measured > 1.4,
         "tokens_per_s": 66.67 * measured,
         "ms_per_token": 15.0 / measured,
     }
+
+
+PROBE = {
+    "kind": "specsim-probe", "version": 1, "target": "big & wise", "drafter": "small", "contexts": [8], "sweeps": 2,
+    "mean_s": {"verify": [[0.015]], "draft_step": [[0.001]], "autoregressive": [0.015]},
+    "relative_half_width": {"verify": [0.01], "draft_step": 0.01, "autoregressive": 0.01},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -79,13 +96,20 @@ def validation_document() -> dict[str, Any]:
         "kind": "specsim-validation",
         "target": "big & wise",
         "drafter": "small",
+        "drafter_kind": "model",
+        "drafter_facts": {},
+        "block_expansion": None,
         "device": "cpu",
         "dtype": "float32",
         "decoding": {"mode": "gumbel", "temperature": 0.8},
         "environment": {"numpy": "2.0", "threads": 2},
         "prompts": {"source": "mine.jsonl", "count": 15, "digest": "0123456789abcdef"},
         "load": {"others_percent": 12.0, "stolen_percent": 0.5},
-        "options": {"repeats": 3},
+        "options": {"trials": 8, "repeats": 3, "tuning_share": 0.5, "seed": 0},
+        "autoregressive_sequence_seconds": [1.0] * 7,
+        "null_arm": estimate(1.0),
+        "median_abs_error_percent": 1.0,
+        "p90_abs_error_percent": 2.0,
         "baseline": {"tokens_per_s": 66.67, "ms_per_token": 15.0},
         "sequences": {"tuning": 8, "holdout": 7},
         "output_tokens": 4321,
@@ -109,10 +133,19 @@ def validation_document() -> dict[str, Any]:
             "made": "2026-11-01T10:00:00+00:00",
             "sealed": True,
             "sequences": {"tuning": 8, "holdout": 7},
+            "target": "big & wise",
+            "drafter": "small",
+            "baseline_tokens_per_s": 66.0,
             "costs": {"source": "profile.json"},
+            "kind": "specsim-forecast",
+            "version": 1,
+            "deploy": "fixed_k(k=1)",
         },
         "noise_floor_percent": 1.0,
-        "machine_state": {"changes": [{"part": "verify", "factor": 1.02, "significant": True}]},
+        "machine_state": {
+            **dict.fromkeys(("before", "after"), PROBE),
+            "changes": [{"part": "verify", "factor": 1.02, "low": 1.01, "high": 1.03, "significant": True}],
+        },
         "time": {"minutes": 5, "spent_s": 240.0, "prompts": {"given": 15, "recorded": 15, "decoded": 7}},
         "skipped": [],
         "choice": {
@@ -180,7 +213,7 @@ class Page(HTMLParser):
 
 
 def test_file_is_self_contained(document: dict[str, Any]) -> None:
-    text = render_validation(document)
+    text = rendered(document)
     page = Page(text)
     assert set(re.findall(r'https?://[^\s"<>)]*', text)) <= NAMESPACES
     assert not {"link", "img", "iframe", "object"} & set(page.names)
@@ -191,7 +224,7 @@ def test_file_is_self_contained(document: dict[str, Any]) -> None:
 
 
 def test_ids_are_unique_and_references_resolve(document: dict[str, Any]) -> None:
-    text = render_validation(document)
+    text = rendered(document)
     page = Page(text)
     assert len(page.ids) == len(set(page.ids))
     references = {link[1:] for link in page.links} | set(re.findall(r"url\(#([^)]*)\)", text))
@@ -200,7 +233,7 @@ def test_ids_are_unique_and_references_resolve(document: dict[str, Any]) -> None
 
 
 def test_every_label_and_figure_is_there(document: dict[str, Any]) -> None:
-    page = Page(render_validation(document))
+    page = Page(rendered(document))
     assert page.names.count("svg") == page.names.count("figcaption") == len(FIGURES)
     for name in FIGURES:
         assert any(i.startswith(f"{name}-") for i in page.ids), name
@@ -220,7 +253,7 @@ def test_every_label_and_figure_is_there(document: dict[str, Any]) -> None:
 
 
 def test_rows_stand_by_measured_speedup_with_the_baseline_among_them(document: dict[str, Any]) -> None:
-    body = render_validation(document).split("<tbody>")[1].split("</tbody>")[0]
+    body = rendered(document).split("<tbody>")[1].split("</tbody>")[0]
     first_cells = re.findall(r'<tr class="(\w*)"><td>([^<]*)', body)
     assert [label.partition("(")[0] for _, label in first_cells] == [
         "adaedl",
@@ -236,16 +269,16 @@ def test_rows_stand_by_measured_speedup_with_the_baseline_among_them(document: d
 def test_without_adaptive_or_fixed_policies(document: dict[str, Any]) -> None:
     everything = document["rows"]
     document["rows"] = everything[:2]
-    assert "green line" not in render_validation(document)
+    assert "green line" not in rendered(document)
     document["rows"] = everything[2:3]
-    assert "green line" in render_validation(document)
+    assert "green line" in rendered(document)
 
 
 def test_all_bins_empty_but_one(document: dict[str, Any]) -> None:
     document["reliability"].update(
         count=[0, 0, 0, 5], mean_confidence=[None, None, None, 0.9], accept_rate=[None, None, None, 1.0]
     )
-    text = figures.reliability_diagram(document["reliability"])
+    text = figures.reliability_diagram(Reliability.from_json(document["reliability"], "bins", ""))
     assert "nan" not in text.lower()
 
 
@@ -253,9 +286,9 @@ def test_writing_is_deterministic_and_leaves_the_input_and_matplotlib_alone(
     tmp_path: Path, document: dict[str, Any]
 ) -> None:
     before, settings = copy.deepcopy(document), dict(matplotlib.rcParams)
-    write_text(tmp_path / "a" / "first.html", render_validation(document))
+    write_text(tmp_path / "a" / "first.html", rendered(document))
     with matplotlib.rc_context({"font.size": 30, "text.usetex": True, "svg.fonttype": "path"}):
-        write_text(tmp_path / "a" / "second.html", render_validation(document))
+        write_text(tmp_path / "a" / "second.html", rendered(document))
     first, second = sorted((tmp_path / "a").iterdir())
     assert (first.name, second.name) == ("first.html", "second.html")
     assert first.read_bytes() == second.read_bytes()
@@ -274,28 +307,28 @@ def test_nothing_is_left_behind_on_failure(
     path.write_text("the old report")
     monkeypatch.setattr(where, fail)
     with pytest.raises(RuntimeError, match="stop here"):
-        write_text(path, render_validation(document))
+        write_text(path, rendered(document))
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
     assert path.read_text() == "the old report"
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", [key for key in validation_document() if key != "kind"])
 def test_missing_key_is_named(tmp_path: Path, document: dict[str, Any], key: str) -> None:
     del document[key]
-    with pytest.raises(InputError, match=rf"lacks {key};"):
-        write_text(tmp_path / "report.html", render_validation(document))
+    with pytest.raises(InputError, match=rf"the validation is malformed .*`{key}`.*; validate again"):
+        write_text(tmp_path / "report.html", rendered(document))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_other_kinds_and_empty_results_are_refused(document: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="has no rows"):
-        render_validation({**document, "rows": []})
-    with pytest.raises(InputError, match="kind is 'specsim-profile'"):
-        render_validation({**document, "kind": "specsim-profile"})
+        rendered({**document, "rows": []})
+    with pytest.raises(InputError, match="'specsim-profile' - at `\\$.kind`"):
+        rendered({**document, "kind": "specsim-profile"})
 
 
 def test_marks_say_their_values(document: dict[str, Any]) -> None:
-    text = render_validation(document)
+    text = rendered(document)
     titles = re.findall(r"<(?:use|path) [^>]*><title>([^<]*)</title></(?:use|path)>", text)
     assert "measured, K = 1: 1.200 (95 % interval 1.176 to 1.224)" in titles
     assert "max_confidence($x^2$), Eq. 14: +20.00 %" in titles
@@ -304,13 +337,15 @@ def test_marks_say_their_values(document: dict[str, Any]) -> None:
 
 
 def test_the_verdict_comes_first(document: dict[str, Any]) -> None:
-    text = render_validation({**document, "noise_floor_percent": 7.0})
+    text = rendered({**document, "noise_floor_percent": 7.0})
     first = text.index('<p class="verdict">')
     assert text[first:].startswith('<p class="verdict">The run is too noisy') and first < text.index('class="lead"')
 
 
 def test_rates_of_baseline_and_best_stand_in_the_table(document: dict[str, Any]) -> None:
-    titles, cells = as_text(VALIDATION_COLUMNS, validation_rows(document))
+    titles, cells = as_text(
+        VALIDATION_COLUMNS, validation_rows(Validation.from_json(document, "the validation", "validate again"))
+    )
     table = {row[0]: dict(zip(titles, row, strict=True)) for row in cells}
     assert (table["autoregressive"]["tokens/s"], table["autoregressive"]["ms/token"]) == ("66.7", "15.00")
     best = table["adaedl(gamma=0.2, lambda0<0.3)"]
@@ -320,7 +355,7 @@ def test_rates_of_baseline_and_best_stand_in_the_table(document: dict[str, Any])
 
 
 def test_medians_and_sums_that_differ_are_named(document: dict[str, Any]) -> None:
-    text = Page(render_validation(document)).text
+    text = Page(rendered(document)).text
     remark = "Medians and plain sums differ by more than the noise floor: adaedl(gamma=0.2, lambda0<0.3): 1.350 by"
     assert remark in text and "fixed_k(k=1): 1.080 by" not in text
     assert "median of 3 repeats" in text and "15.00 ms per baseline token" in text
@@ -329,7 +364,7 @@ def test_medians_and_sums_that_differ_are_named(document: dict[str, Any]) -> Non
 def test_where_every_policy_is_slower_the_verdict_is_not_to_speculate(document: dict[str, Any]) -> None:
     for entry in document["rows"]:
         entry["measured"] = estimate(entry["measured"]["estimate"] / 3)
-    text = Page(render_validation(document)).text
+    text = Page(rendered(document)).text
     assert "Do not speculate here: the fastest policy, adaedl(gamma=0.2, lambda0<0.3), reaches 0.500" in text
     assert "Fastest:" not in text
 
@@ -345,25 +380,19 @@ def test_where_every_policy_is_slower_the_verdict_is_not_to_speculate(document: 
     ],
 )
 def test_not_speculating_is_a_candidate(speedup: tuple[float, ...], floor_percent: float, begins: str) -> None:
-    given = dict(zip(("estimate", "low", "high"), speedup, strict=True))
-    assert speculation_text("k", given, floor_percent).startswith(begins)
+    assert speculation_text("k", Estimate(*speedup), floor_percent).startswith(begins)
 
 
 def test_rows_that_asked_for_more_than_was_recorded_are_named() -> None:
-    rows = [{"label": "eagle2", "truncated_share": 1 / 23}, {"label": "fixed_k", "truncated_share": 0.0}]
+    rows = [("eagle2", 1 / 23), ("fixed_k", 0.0)]
     assert truncated_text(rows) == ["rounds that asked for more than the recorded trees hold: eagle2: 4.35 %"]
     assert truncated_text(rows[1:]) == []
 
 
 def test_runs_whose_baseline_tokens_differ_are_not_comparable() -> None:
     """5 % is the most: 14.0 and 14.7 ms may be compared, 14.0 and 14.8 ms may not."""
-
-    def measured(token_ms: float) -> dict[str, Any]:
-        return {"baseline": {"ms_per_token": token_ms}}
-
-    assert comparable_text({"a": measured(14.0), "b": measured(14.7)}) == []
-    assert comparable_text({"a": measured(14.0)}) == comparable_text({}) == []
-    (line,) = comparable_text({"a": measured(14.0), "b": measured(14.8), "c": measured(38.0)})
+    assert comparable_text([14.0, 14.7]) == comparable_text([14.0]) == comparable_text([]) == []
+    (line,) = comparable_text([14.0, 14.8, 38.0])
     assert "not comparable" in line and "14.0 to 38.0 ms" in line
 
 
@@ -396,7 +425,7 @@ def documents() -> list[dict[str, Any]]:
         )
     return [
         tune(trace, RampCost(), "fixed_k", trials=2).as_dict(),
-        as_document([board, board], {"cost": "ramp"}),
+        as_document([board, board], BoardOptions(cost="ramp")).as_dict(),
         json.loads(compared.out),
         recorded(STUDIES / "drafters/recorded/board.json"),
         validation_document(),
@@ -506,7 +535,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     board = leaderboard(trace, RampCost(), policies=["fixed_k", "adaedl"], trials=4)
     documents: dict[str, Any] = {
         "tuning": tune(trace, RampCost(), "fixed_k", trials=4).as_dict(),
-        "leaderboard": as_document([board], {}),
+        "leaderboard": as_document([board], BoardOptions()).as_dict(),
     }
     paths = {}
     for name, document in documents.items():
