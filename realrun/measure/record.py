@@ -20,7 +20,6 @@ from realrun.decode.acceptance_predictor import pending_token_states
 from realrun.decode.batch import BatchDecoding
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
-from realrun.kept_files import read_kept
 from realrun.lm.batched_llama import BatchedLlama
 from realrun.lm.cached import CachedLM, feeds_again, has_recurrent_layers
 from realrun.lm.kernels import planless_attention
@@ -49,11 +48,6 @@ MAX_WIDTH = 256  # children recorded of a node
 def partial_of(trace: Path) -> Path:
     """Name the folder that holds the recorded sequences of an unfinished trace: OUT.partial beside OUT."""
     return trace.with_name(f"{trace.name}.partial")
-
-
-def partial_identity(trace: Path) -> dict[str, Any] | None:
-    """Read what the sequences beside a trace depend on; None if there are no sequences."""
-    return read_kept(partial_of(trace) / IDENTITY)
 
 
 def has_recorded(trace: Path, sequences: Iterable[int]) -> bool:

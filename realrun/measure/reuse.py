@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from realrun.decode.sampling import Sampler
-from realrun.kept_files import refuse_file, refuse_other
-from realrun.measure.record import Partial, RecordSettings, partial_identity, partial_of, record
+from realrun.kept_files import read_kept, refuse_file, refuse_other
+from realrun.measure.record import IDENTITY, Partial, RecordSettings, partial_of, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest
 from speckernels import backend_for
@@ -161,7 +161,7 @@ def clear_finished(folder: Path) -> None:
     """Remove the sequences that a kill at the very end of a recording left beside the complete trace."""
     clear_left(folder)
     clear_left(partial_of(folder))
-    if folder.exists() and (identity := partial_identity(folder)):
+    if folder.exists() and (identity := read_kept(partial_of(folder) / IDENTITY)):
         trace = read_trace(folder)
         if all(_made_with(trace, key) == value for key, value in identity.items()):
             remove_folder(partial_of(folder))

@@ -30,13 +30,13 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest
 from realrun.proposals.recorder import Recorder, RecordRequest
 from realrun.provenance import provenance
+from realrun.tensor_files import save_tensors
 from realrun.train.common.folder import (
     CHECKPOINT,
     Tensors,
     checkpoint,
     claim,
     save_checkpoint,
-    save_tensors,
 )
 from realrun.train.common.on_text import Summary
 from realrun.train.common.trainings import PromptOptions, Training, num_prompts_setting, sampler_at
@@ -134,7 +134,7 @@ def collect_all(
                 samples = collect(pair, decoder, recorder, prompts[number], settings, number)
                 shard |= {f"{number}.{name}": value.contiguous() for name, value in samples.items()}
                 progress("decode", number + 1, len(prompts))
-            save_tensors(path, shard)
+            save_tensors(path, shard, {})
         try:
             shard = load_file(path)
         except SafetensorError as error:

@@ -46,11 +46,6 @@ def refuse_another(folder: Path, plan: Mapping[str, Any], *, whole: bool = False
     refuse_other(f"{folder} holds a training", there, wanted | others, "give another --out")
 
 
-def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], **facts: Any) -> None:
-    """Write a safetensors file atomically, with facts as JSON in its header."""
-    tensor_files.save_tensors(path, tensors, {name: json.dumps(value) for name, value in facts.items()})
-
-
 def save_checkpoint(
     path: Path, parts: Mapping[str, Tensors], optimizer: torch.optim.Optimizer | None, **facts: Any
 ) -> None:
@@ -59,7 +54,7 @@ def save_checkpoint(
     for index, slots in optimizer.state_dict()["state"].items() if optimizer else ():
         for slot, value in slots.items():
             tensors[f"optimizer.{index}.{slot}"] = torch.as_tensor(value)
-    save_tensors(path, tensors, **facts)
+    tensor_files.save_tensors(path, tensors, {name: json.dumps(value) for name, value in facts.items()})
 
 
 @contextmanager
