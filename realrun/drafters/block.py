@@ -53,6 +53,7 @@ from realrun.lm.static.split import StaticSplitTarget
 from realrun.lm.variants import core_of, layers_below
 from realrun.proposals.positionwise import Positionwise, positionwise_columns
 from realrun.proposals.recorder import Columns, Recorder, RecordRequest
+from specsim.cost.roofline.config import ModelConfig
 from specsim.io.errors import InputError
 
 DFLASH, P_EAGLE = "dflash", "p-eagle"
@@ -94,14 +95,12 @@ class Block(Fusion):
     layers: Any
     mask: torch.Tensor  # [d], embedding of the mask token
 
-    def __init__(
-        self, target: Any, config: Mapping[str, Any], own: Sequence[str] = (), tokens: torch.Tensor | None = None
-    ):
+    def __init__(self, target: Any, config: ModelConfig, own: Sequence[str] = (), tokens: torch.Tensor | None = None):
         self._check(config, target)
         sizes, chosen = layer_config(config), tuple(config["states_after"])
         size, eps = int(sizes.hidden_size), sizes.rms_norm_eps
         super().__init__(sizes, len(chosen))
-        self.facts, self.config, self.tokens = dict(config), sizes, tokens
+        self.facts, self.config, self.tokens = config, sizes, tokens
         self.form, self.states_after = config["form"], chosen
         self.layers = torch.nn.ModuleList(plain_layer(sizes, number) for number in range(int(sizes.num_hidden_layers)))
         self.norm = LlamaRMSNorm(size, eps=eps)
@@ -130,7 +129,7 @@ class Block(Fusion):
         self.register_buffer("mask", mask.detach(), persistent=False)
 
     @staticmethod
-    def _check(config: Mapping[str, Any], target: Any) -> None:
+    def _check(config: ModelConfig, target: Any) -> None:
         """Raise InputError unless the drafter's layer numbers and hidden size fit the target."""
         chosen, layers = [*config["states_after"]], int(core_of(target).config.num_hidden_layers)
         own = "give the target that it was trained for"
@@ -430,7 +429,7 @@ class BlockKind(DrafterKind):
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
-        own, size, config = dict(tensors), int(target.config.vocab_size), facts["config"]
+        own, size, config = dict(tensors), int(target.config.vocab_size), ModelConfig(facts["config"])
         tokens = cut_vocabulary(own, size, HEAD, W2)
         embedding = own.get(EMBEDDING)
         for name in (W1, EMBEDDING, *((W2,) if HEAD not in own else ())):

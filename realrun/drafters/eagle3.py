@@ -35,6 +35,7 @@ from realrun.lm.split_target import SplitTarget
 from realrun.lm.static.sizes import Rows
 from realrun.lm.static.split import StaticSplitTarget
 from realrun.lm.variants import core_of, layers_below
+from specsim.cost.roofline.config import ModelConfig
 from specsim.io.errors import InputError
 
 STATES = 3  # low, middle and high, unless a checkpoint says otherwise
@@ -56,7 +57,7 @@ def default_states(layers: int) -> tuple[int, ...]:
     return (2, layers // 2, layers - 3) if layers >= 7 else (1, max(2, layers // 2), max(3, layers - 1))
 
 
-def default_config(target: Any) -> dict[str, Any]:
+def default_config(target: Any) -> ModelConfig:
     """Make the configuration of a drafter's layer: a Llama layer of the target's sizes."""
     config = target.config.get_text_config()
     last = getattr(config, "per_layer_config", [config])[-1]  # heads may differ from layer to layer
@@ -65,7 +66,7 @@ def default_config(target: Any) -> dict[str, Any]:
     if rotary.get("rope_type") not in ("default", "llama3", "linear") or not rotary.keys() <= ROTARY:
         rotary = {"rope_type": "default"}
     theta = float(rotary.pop("rope_theta", 10_000.0))
-    return {
+    keys = {
         "architectures": [ARCHITECTURE],
         "model_type": "llama",
         "hidden_size": size,
@@ -83,6 +84,7 @@ def default_config(target: Any) -> dict[str, Any]:
         "tie_word_embeddings": False,
         LAYERS_KEY: default_states(int(config.num_hidden_layers)),
     }
+    return ModelConfig(keys)
 
 
 class MidLayer:
@@ -140,7 +142,7 @@ def mid_layer(config: Any) -> Any:
     return layer
 
 
-def layer_config(stated: Mapping[str, Any]) -> Any:
+def layer_config(stated: ModelConfig) -> Any:
     """Make the configuration of a drafter's layers from its config.json."""
     config: Any = (Qwen3Config if stated.get("model_type") == QWEN3 else LlamaConfig)(**{**stated, "layer_types": None})
     config._attn_implementation = "sdpa"
@@ -184,16 +186,16 @@ class Eagle3(Fusion):
     def __init__(
         self,
         target: Any,
-        config: Mapping[str, Any] | None = None,
+        config: ModelConfig | None = None,
         seed: int = 0,
         tokens: torch.Tensor | None = None,
     ):
-        stated = dict(default_config(target) if config is None else config)
+        stated = default_config(target) if config is None else config
         chosen = states_after(stated, target)
         _check(stated, target)
         # The target's positions: published drafters often state fewer, and their angles do not depend on it.
         positions = {"max_position_embeddings": int(target.config.get_text_config().max_position_embeddings)}
-        sizes = layer_config({**stated, **positions, "vocab_size": int(target.config.vocab_size)})
+        sizes = layer_config(stated | {**positions, "vocab_size": int(target.config.vocab_size)})
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
             super().__init__(sizes, len(chosen))
@@ -231,7 +233,7 @@ class Eagle3(Fusion):
         return model.eval()
 
 
-def states_after(facts: Mapping[str, Any], target: Any) -> tuple[int, ...]:
+def states_after(facts: ModelConfig, target: Any) -> tuple[int, ...]:
     """Find the layers after which a checkpoint's drafter reads hidden states; InputError if it names none that fit.
 
     vLLM's key counts layers; SGLang's, which is nested, numbers the layers whose output is read, from 0.
@@ -247,7 +249,7 @@ def states_after(facts: Mapping[str, Any], target: Any) -> tuple[int, ...]:
     return chosen
 
 
-def _check(facts: Mapping[str, Any], target: Any) -> None:
+def _check(facts: ModelConfig, target: Any) -> None:
     stated = {**(facts.get("eagle_config") or {}), **facts}
     for key, value in PLAIN.items():
         if stated.get(key, value) != value:
@@ -349,7 +351,7 @@ class Eagle3Kind(EagleKind):
             theirs = target.get_input_embeddings().weight
             if not torch.allclose(embedding[:size].to(theirs), theirs, rtol=0.01, atol=1e-4):  # in 16 bits
                 raise InputError("the EAGLE-3 drafter has other embeddings than this target; give its own target")
-        eagle = Eagle3(target, facts["config"], tokens=cut_vocabulary(own, size, HEAD))
+        eagle = Eagle3(target, ModelConfig(facts["config"]), tokens=cut_vocabulary(own, size, HEAD))
         eagle.load_state_dict(own)
         if not supported(eagle.whole(target)):
             raise InputError(

@@ -125,7 +125,7 @@ def drafter_name(folder: Path) -> str | None:
     config = _read_config(folder)
     written = json.dumps([config.get(key) for key in ("architectures", "speculators_model_type")]).lower()
     other = next((name for name in OTHERS if name in written), None)
-    stated = drafter_config(ModelConfig(config))
+    stated = drafter_config(config)
     if other is not None or stated is not None:
         return other or (stated.method if stated is not None else None)
     # EAGLE-1 drafters call themselves LlamaForCausalLM, but have a projection `fc` and names without "model.".
@@ -151,9 +151,9 @@ def read_published(folder: Path) -> Published:
     }
     if name not in readers:
         raise InputError(f"drafter {folder} is of kind {name}, which is not read; published drafters are {READ}")
-    config = _read_config(folder) if (folder / CONFIG).is_file() else {}
+    config = _read_config(folder) if (folder / CONFIG).is_file() else ModelConfig({})
     tensors = {key: tensor for key, tensor in _tensors(folder).items() if key not in VERIFIER}
-    checked(config, str(folder / CONFIG), Stated, invalid=AGAIN)
+    checked(dict(config), str(folder / CONFIG), Stated, invalid=AGAIN)
     try:
         published = readers[name](folder, tensors, config)
     except KeyError as error:
@@ -163,13 +163,12 @@ def read_published(folder: Path) -> Published:
     return published
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> ModelConfig:
     name = str(folder / CONFIG)
-    config: dict[str, Any] = read_json(folder / CONFIG, name, dict[str, Any], missing=AGAIN, invalid=AGAIN)
-    return config
+    return ModelConfig(read_json(folder / CONFIG, name, dict[str, Any], missing=AGAIN, invalid=AGAIN))
 
 
-def _check_sizes(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> None:
+def _check_sizes(folder: Path, config: ModelConfig, tensors: Tensors) -> None:
     """Raise InputError unless the sizes in a config.json are at most those of the tensors, before layers are made."""
     largest = max((max(tensor.shape, default=1) for tensor in tensors.values()), default=1)
     stated = _flat(config)
@@ -219,13 +218,13 @@ def _names(folder: Path) -> set[str]:
         return set()
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(config: ModelConfig) -> dict[str, Any]:
     nested = config.get(LAYERS)
     flat = {**config, **nested} if isinstance(nested, Mapping) else dict(config)
     return {key: value for key, value in flat.items() if key not in (LAYERS, "auto_map") and "speculators" not in key}
 
 
-def _read_eagle(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
+def _read_eagle(folder: Path, tensors: Tensors, config: ModelConfig) -> Published:
     """Read EAGLE-1 and -2: the layer that vLLM runs, with or without a bias, and the target's embedding and head."""
     layernorms = [name for name in tensors if name.endswith(("embedding_layernorm.weight", "lm_head_layernorm.weight"))]
     if layernorms:
@@ -238,7 +237,7 @@ def _read_eagle(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Pu
     return Published("eagle", renamed, {})
 
 
-def _read_eagle3(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
+def _read_eagle3(folder: Path, tensors: Tensors, config: ModelConfig) -> Published:
     stated = {**_flat(config), "architectures": [ARCHITECTURE]}
     if LAYERS in config:  # vLLM's default for files of speculators
         stated.setdefault("norm_before_residual", True)
@@ -246,7 +245,7 @@ def _read_eagle3(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> P
     return Published("eagle3", renamed, {"config": stated})
 
 
-def _read_block(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
+def _read_block(folder: Path, tensors: Tensors, config: ModelConfig) -> Published:
     stated, own = _flat(config), config.get("dflash_config") or {}
     tensors = {name.removeprefix("logit_head."): tensor for name, tensor in tensors.items()}
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("confidence_head.")}
@@ -286,7 +285,7 @@ def _read_block(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Pu
     return Published("block", tensors, {"config": {**stated, **facts}})
 
 
-def _read_medusa(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
+def _read_medusa(folder: Path, tensors: Tensors, config: ModelConfig) -> Published:
     """Read MEDUSA's heads: for each, a residual block of one layer, mostly with a bias, and a head."""
     blocks: dict[tuple[str, int], torch.Tensor] = {}
     for name, tensor in tensors.items():

@@ -287,7 +287,7 @@ class Eagle3Method(Method):
     layer: Eagle3 = field(kw_only=True)
 
     def as_dict(self) -> dict[str, Any]:
-        return {**super().as_dict(), "config": self.layer.config_json}
+        return {**super().as_dict(), "config": dict(self.layer.config_json)}
 
 
 def train_eagle3(pair: Pair, settings: Eagle3Settings, run: TextRun) -> TrainedOnText:

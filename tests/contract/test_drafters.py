@@ -154,7 +154,7 @@ FILES: dict[str, Callable[[Any], State]] = {
     "edd": lambda target: (own_state(one_layer_model(target)), {"states_after": 1}),
     "vdm": lambda target: (own_state(one_layer_model(target)), {}),
     "eagle": lambda target: (Eagle(target).state_dict(), {}),
-    "eagle3": lambda target: (Eagle3(target).state_dict(), {"config": default_config(target)}),
+    "eagle3": lambda target: (Eagle3(target).state_dict(), {"config": dict(default_config(target))}),
     "block": lambda target: (Block(target, BLOCKS["llama"]).state_dict(), {"config": BLOCKS["llama"]}),
     "self-sd": lambda target: ({}, {"attention": [0], "mlp": [1]}),
     "space": lambda target: ({"mask": torch.zeros(int(target.config.hidden_size)).double()}, {"masks": 3}),

@@ -585,7 +585,7 @@ def draft_of(kind: str, target: Any, seed: int = 3) -> Any:
 @pytest.mark.parametrize("kind", ["edd", "vdm", "eagle", "eagle3"])
 def test_files_that_do_not_fit_their_target_are_refused(kind: str, tmp_path: Path) -> None:
     target = target_of("llama")
-    facts = {"edd": {"states_after": 2}, "eagle3": {"config": default_config(target)}}.get(kind, {})
+    facts = {"edd": {"states_after": 2}, "eagle3": {"config": dict(default_config(target))}}.get(kind, {})
 
     def refused(says: str, place: Path) -> None:
         refusal(lambda: load_drafter(place, target), match=says)
