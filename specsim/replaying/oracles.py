@@ -59,19 +59,18 @@ class OracleCosts(NamedTuple):
 
 @njit(nogil=True, error_model="numpy")
 def _chain_seconds(  # type: ignore[no-untyped-def]
-    trace, match_len, costs, seconds
+    trace, match_len, costs, remaining, seconds
 ):
     """Compute, backward over the positions of each sequence, the least seconds from there to its end.
 
-    seconds [S]. `behind` is 1 if the draft cache lacks a token.
+    remaining [t, behind], seconds [S]. `behind` is 1 if the draft cache lacks a token.
     """
     offsets, prompt_tokens, draft_limit = trace.offsets, trace.prompt_tokens, trace.draft_limit
     draft_s, catch_up_s, verify_s = costs.draft_s, costs.catch_up_s, costs.verify_s
-    remaining = np.zeros((np.diff(offsets).max() + 1, 2))  # [t, behind]
     for s in range(len(prompt_tokens)):
         start, end = offsets[s], offsets[s + 1]
         length = end - start
-        remaining[length] = 0.0
+        remaining[length, 0] = remaining[length, 1] = 0.0
         for t in range(length - 1, -1, -1):
             row = start + t
             bucket = (prompt_tokens[s] + t - 1) >> costs.bucket_bits
@@ -92,6 +91,11 @@ def _chain_seconds(  # type: ignore[no-untyped-def]
         seconds[s] = remaining[0, 0]
 
 
+def _longest_output(trace: Trace | JoinedTrace) -> int:
+    """Positions of the longest sequence."""
+    return int(np.diff(trace.offsets).max())
+
+
 def chain_oracle_seconds(trace: Trace, table: CostTable) -> Floats:
     """Compute the least seconds per sequence [S] of any chain policy on this trace.
 
@@ -105,8 +109,9 @@ def chain_oracle_seconds(trace: Trace, table: CostTable) -> Floats:
             f"{columns << table.bucket_bits}, the oracle needs {trace.depth + 1} and {longest}; "
             "compile it for this trace"
         )
-    seconds = np.zeros(trace.sequences)
-    _chain_seconds(select_fields(OracleTrace, trace), trace.match_len, select_fields(OracleCosts, table), seconds)
+    remaining, seconds = np.zeros((_longest_output(trace) + 1, 2)), np.zeros(trace.sequences)
+    costs = select_fields(OracleCosts, table)
+    _chain_seconds(select_fields(OracleTrace, trace), trace.match_len, costs, remaining, seconds)
     return seconds
 
 
@@ -136,19 +141,19 @@ class TreeOracleTrace(NamedTuple):
 
 @njit(nogil=True, error_model="numpy")
 def _tree_seconds(  # type: ignore[no-untyped-def]
-    trace, reach, costs, seconds
+    trace, reach, costs, remaining, seconds
 ):
     """Compute, backward over the positions of each sequence, the least seconds [S] to its end.
 
+    remaining : [t, whether the draft cache lacks a token]
     costs : draft_s [D + 1, B] and verify_s [D + 2, B] are the least seconds of that many tokens or more
     """
     offsets, prompt_tokens, budget_tokens = trace
     draft_s, catch_up_s, verify_s = costs.draft_s, costs.catch_up_s, costs.verify_s
     depth = len(draft_s) - 1
-    remaining = np.zeros((np.diff(offsets).max() + 1, 2))  # [t, whether the draft cache lacks a token]
     for s in range(len(prompt_tokens)):
         length = offsets[s + 1] - offsets[s]
-        remaining[length] = 0.0
+        remaining[length, 0] = remaining[length, 1] = 0.0
         for t in range(length - 1, -1, -1):
             bucket = (prompt_tokens[s] + t - 1) >> costs.bucket_bits
             limit = min(depth, budget_tokens[s] - t - 1)
@@ -191,7 +196,7 @@ def tree_oracle_seconds(trace: Trace, table: CostTable, width: int | None = None
             f"{longest}; compile them for this trace"
         )
     levels = np.arange(trace.depth + 1)[:, None]
-    seconds = np.zeros(trace.sequences)
+    remaining, seconds = np.zeros((_longest_output(trace) + 1, 2)), np.zeros(trace.sequences)
     costs = select_fields(
         OracleCosts,
         table,
@@ -199,7 +204,7 @@ def tree_oracle_seconds(trace: Trace, table: CostTable, width: int | None = None
         draft_s=table.draft_s[: trace.depth + 1] + levels * _at_least(table.tree.wider_s)[1],
         verify_s=_at_least(table.tree.verify_s)[: trace.depth + 2],
     )
-    _tree_seconds(select_fields(TreeOracleTrace, trace), reach, costs, seconds)
+    _tree_seconds(select_fields(TreeOracleTrace, trace), reach, costs, remaining, seconds)
     return seconds
 
 
@@ -210,7 +215,7 @@ def _at_least(cost_s: Seconds) -> Seconds:
 
 @njit(nogil=True, error_model="numpy")
 def _switch_seconds(  # type: ignore[no-untyped-def]
-    trace, costs, seconds
+    trace, costs, remaining, seconds
 ):
     """Compute, backward over the positions of each sequence, the least seconds [S] from its start to its end."""
     offsets, prompt_tokens, match_len, draft_limit = (
@@ -220,7 +225,6 @@ def _switch_seconds(  # type: ignore[no-untyped-def]
         trace.draft_limit,
     )
     draft_s, verify_s = costs.draft_s, costs.verify_s
-    remaining = np.zeros(np.diff(offsets).max() + 1)
     for s in range(len(prompt_tokens)):
         start, length = offsets[s], offsets[s + 1] - offsets[s]
         remaining[length] = 0.0
@@ -242,6 +246,6 @@ def _switch_seconds(  # type: ignore[no-untyped-def]
 
 def switch_oracle_seconds(trace: JoinedTrace, table: JoinedTable) -> Floats:
     """Compute a lower bound [S] on the seconds in which any policy decodes each sequence of this joined trace."""
-    seconds = np.zeros(trace.sequences)
-    _switch_seconds(switch_trace(trace), switch_costs(table), seconds)
+    remaining, seconds = np.zeros(_longest_output(trace) + 1), np.zeros(trace.sequences)
+    _switch_seconds(switch_trace(trace), switch_costs(table), remaining, seconds)
     return seconds

@@ -75,12 +75,16 @@ def _replay(params, carries_state, which, trace, costs, sums, log):  # type: ign
             state = initial_state(params)
         start, end = trace.offsets[s], trace.offsets[s + 1]
         base_context = trace.prompt_tokens[s] - start - 1
-        lag[:] = 0
+        for drafter in range(drafters):
+            lag[drafter] = 0
         t = start
         while t < end:
             bucket = (base_context + t) >> bucket_bits
             d, drafted, asked, accepted = int(state[0]), 0, 0, 0  # the drafter of the round before, if none can draft
-            if trace.draft_limit[:, t].max() > 0:
+            can_draft = False
+            for drafter in range(drafters):
+                can_draft |= trace.draft_limit[drafter, t] > 0
+            if can_draft:
                 d = choose(state, params, trace.foretold[t])
                 state = chosen(state, d)
                 asked = 1
@@ -110,7 +114,8 @@ def _replay(params, carries_state, which, trace, costs, sums, log):  # type: ign
                 round_draft_s = costs.draft_s[d, drafted, bucket] + costs.catch_up_s[d, lag[d], bucket]
                 sums.draft_s[i] += round_draft_s
                 state = update(state, params, drafted, accepted)
-            lag += accepted + 1
+            for drafter in range(drafters):
+                lag[drafter] += accepted + 1
             if drafted > 0:
                 lag[d] = 1 if accepted == drafted else 0  # the last drafted token is not in the draft cache
             if logging:

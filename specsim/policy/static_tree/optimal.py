@@ -131,7 +131,7 @@ def _search(  # type: ignore[no-untyped-def]
                 tokens, seconds = _price(tree_of(taken, size), rates, cost)
                 if tokens / seconds > most[size]:
                     most[size] = tokens / seconds
-                    found[size] = depth, forks
+                    found[size, 0], found[size, 1] = depth, forks
     return found
 
 
