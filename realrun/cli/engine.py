@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from realrun.engines.check import DraftsRow, EngineCheck
     from realrun.engines.engine import Engine, Setting
     from realrun.engines.lossless import LosslessCheck, Score
+    from realrun.engines.validate import EngineValidation
     from realrun.pairs.pair import Pair
     from specsim.io.progress import Progress
     from specsim.trace.trace import Trace
@@ -301,7 +303,7 @@ def validate(ctx: typer.Context, options: EngineValidateOptions, models: ModelSe
     depth = max(setting.k for setting in plan.arms)
     with progress_bar() as report:
         pair, trace = options.pair_and_trace(ctx, models, engine, depth, report)
-        document = run_validation(
+        validation = run_validation(
             pair,
             trace,
             engine,
@@ -311,40 +313,40 @@ def validate(ctx: typer.Context, options: EngineValidateOptions, models: ModelSe
             seed=options.seed,
             progress=report,
         )
-    return Answer(document, partial(_print_validation, document))
+    return Answer(validation.as_dict(), partial(_print_validation, validation))
 
 
 COLUMNS = ["setting", "predicted tokens/s", "measured tokens/s", "error %", "measured speedup [95 % interval]", ""]
 
 
-def _print_validation(document: dict[str, Any]) -> None:
-    from specsim.replaying.intervals import Estimate
-    from specsim.report.experiment import Choice
+def _print_validation(validation: EngineValidation) -> None:
+    from specsim.replaying.intervals import noise_floor_percent
     from specsim.report.page import choice_text, floor_text, load_text, speculation_text
 
-    floor_percent = document["noise_floor_percent"]
-    print(f"machine: {load_text(**document['load'])}")
-    print(floor_text(floor_percent, Estimate(**document["null_arm"])))
+    forecasts = validation.forecasts
+    floor_percent, errors = noise_floor_percent(forecasts.null_arm), forecasts.errors_percent
+    print(f"machine: {load_text(*validation.load)}")
+    print(floor_text(floor_percent, forecasts.null_arm))
     rows = [
         [
-            row["setting"],
-            f"{row['predicted_tokens_per_second']:.1f}",
-            f"{row['measured_tokens_per_second']:.1f}",
-            f"{row['error_percent']:+.1f}",
-            str(Estimate(**row["measured_speedup"])),
-            "profiled" if row["profiled"] else "",
+            str(row.setting),
+            f"{row.predicted_tokens_per_second:.1f}",
+            f"{row.measured_tokens_per_second:.1f}",
+            f"{row.error_percent:+.1f}",
+            str(row.measured_speedup),
+            "profiled" if row.profiled else "",
         ]
-        for row in document["rows"]
+        for row in forecasts.rows
     ]
-    title = f"{document['engine']} {document['version']}, {document['target']} with {document['drafter']}"
-    print_table(f"{title}: {document['prompts']['count']} prompts, {document['repeats']} repeats", COLUMNS, rows)
+    engine = validation.engine
+    title = f"{engine.name} {engine.version()}, {validation.target} with {validation.drafter}"
+    print_table(f"{title}: {len(validation.prompts)} prompts, {validation.repeats} repeats", COLUMNS, rows)
     print(
-        f"absolute error of settings that were not profiled: median {document['median_abs_error_percent']:.2f} %, "
-        f"largest {document['max_abs_error_percent']:.2f} %"
+        f"absolute error of settings that were not profiled: median {median(errors):.2f} %, largest {max(errors):.2f} %"
     )
-    print(choice_text(Choice.from_json(document["choice"], "choice", "validate again")))
-    fastest = max(document["rows"][1:], key=lambda row: row["measured_tokens_per_second"])
-    print(speculation_text(fastest["setting"], Estimate(**fastest["measured_speedup"]), floor_percent))
+    print(choice_text(forecasts.choice))
+    fastest = max(forecasts.rows[1:], key=lambda row: row.measured_tokens_per_second)
+    print(speculation_text(str(fastest.setting), fastest.measured_speedup, floor_percent))
 
 
 engine = typer.Typer(help="Run an engine and compare it with replays.", no_args_is_help=True)

@@ -19,17 +19,18 @@ from realrun.engines.compare import ANY_COST
 from realrun.engines.engine import Engine, Job, Setting, Turn
 from realrun.experiment.timing import check_repeats
 from realrun.experiment.validate import Promise, choice_of
-from realrun.machine_load import load_from, watch
+from realrun.machine_load import Load, load_from, watch
 from realrun.measure.reuse import prompts_of
 from realrun.pairs.pair import Pair
-from realrun.pairs.prompts import prompt_facts
+from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.provenance import provenance
 from specsim.engines.as_engine import as_engine
 from specsim.io.arrays import Floats, Ints
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
-from specsim.replaying.intervals import noise_floor_percent, ratio_interval
+from specsim.replaying.intervals import Estimate, noise_floor_percent, ratio_interval
 from specsim.replaying.priced import PricedTrace
+from specsim.report.experiment import Choice
 from specsim.trace.trace import Trace
 
 BASELINE = Setting(0)
@@ -158,6 +159,94 @@ def replayed_rounds(trace: Trace, engine: Engine, setting: Setting, max_new_toke
     return [Rounds(log.drafted[log.sequence == s], log.verified[log.sequence == s]) for s in range(trace.sequences)]
 
 
+@dataclass(frozen=True)
+class ForecastRow:
+    """A setting's speed, predicted and measured. profiled : whether costs were read off it"""
+
+    setting: Setting
+    profiled: bool
+    predicted_tokens_per_second: float
+    measured_tokens_per_second: float
+    measured_speedup: Estimate
+
+    @property
+    def error_percent(self) -> float:
+        return 100 * (self.predicted_tokens_per_second / self.measured_tokens_per_second - 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "setting": str(self.setting),
+            "k": self.setting.k,
+            "p_min": self.setting.p_min,
+            "profiled": self.profiled,
+            "predicted_tokens_per_second": self.predicted_tokens_per_second,
+            "measured_tokens_per_second": self.measured_tokens_per_second,
+            "error_percent": self.error_percent,
+            "measured_speedup": self.measured_speedup.as_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Forecasts:
+    """Predictions of all settings beside their measurement. null_arm : speedup of the second baseline"""
+
+    null_arm: Estimate
+    rows: Sequence[ForecastRow]
+    choice: Choice
+
+    @property
+    def errors_percent(self) -> list[float]:
+        """Absolute errors of settings that were not profiled."""
+        return [abs(row.error_percent) for row in self.rows if not row.profiled]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "null_arm": self.null_arm.as_dict(),
+            "noise_floor_percent": noise_floor_percent(self.null_arm),
+            "rows": [row.as_dict() for row in self.rows],
+            "median_abs_error_percent": float(np.median(self.errors_percent)),
+            "max_abs_error_percent": max(self.errors_percent),
+            "choice": self.choice.as_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class EngineValidation:
+    """An engine's tokens per second, predicted and measured."""
+
+    engine: Engine
+    target: str
+    drafter: str
+    prompts: Sequence[Prompt]
+    max_new_tokens: int
+    repeats: int
+    costs: EngineCosts
+    forecasts: Forecasts
+    load: Load
+    environment: dict[str, str | int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Make what `realrun engine validate --json` prints."""
+        costs = self.costs
+        return {
+            "engine": self.engine.name,
+            "version": self.engine.version(),
+            "target": self.target,
+            "drafter": self.drafter,
+            "prompts": prompt_facts(self.prompts, "the trace's"),
+            "max_new_tokens": self.max_new_tokens,
+            "repeats": self.repeats,
+            "costs": {
+                "draft_s": costs.draft_s,
+                "pass_s": costs.pass_s,
+                "round_s": {str(n): s for n, s in zip(costs.verified, costs.round_s, strict=True)},
+            },
+            **self.forecasts.as_dict(),
+            "load": self.load._asdict(),
+            "environment": self.environment,
+        }
+
+
 def validate(
     pair: Pair,
     trace: Trace,
@@ -168,7 +257,7 @@ def validate(
     repeats: int = 3,
     seed: int = 0,
     progress: Progress = lambda what, done, total: None,
-) -> dict[str, Any]:
+) -> EngineValidation:
     """Predict an engine's tokens per second in settings that were not profiled, measure them, and compare.
 
     Parameters
@@ -189,8 +278,7 @@ def validate(
 
     Returns
     -------
-    dict
-        What `realrun engine validate --json` prints.
+    EngineValidation
 
     Raises
     ------
@@ -211,23 +299,18 @@ def validate(
     by_arm = typical(turns, results, len(arms), len(prompts))
     rounds = [replayed_rounds(trace, engine, arm, max_new_tokens) for arm in arms]
     costs = _costs(plan, by_arm, rounds)
-    return {
-        "engine": engine.name,
-        "version": engine.version(),
-        "target": pair.target_name,
-        "drafter": pair.draft_name,
-        "prompts": prompt_facts(prompts, "the trace's"),
-        "max_new_tokens": max_new_tokens,
-        "repeats": repeats,
-        "costs": {
-            "draft_s": costs.draft_s,
-            "pass_s": costs.pass_s,
-            "round_s": {str(n): s for n, s in zip(costs.verified, costs.round_s, strict=True)},
-        },
-        **compared(plan, by_arm, rounds, costs),
-        "load": busy._asdict(),
-        "environment": provenance(pair.device, pair.number_type),
-    }
+    return EngineValidation(
+        engine,
+        pair.target_name,
+        pair.draft_name,
+        prompts,
+        max_new_tokens,
+        repeats,
+        costs,
+        compared(plan, by_arm, rounds, costs),
+        busy,
+        provenance(pair.device, pair.number_type),
+    )
 
 
 def _costs(plan: Plan, by_arm: Sequence[Sequence[Turn]], rounds: Sequence[Sequence[Rounds]]) -> EngineCosts:
@@ -242,8 +325,8 @@ def _costs(plan: Plan, by_arm: Sequence[Sequence[Turn]], rounds: Sequence[Sequen
 
 def compared(
     plan: Plan, by_arm: Sequence[Sequence[Turn]], rounds: Sequence[Sequence[Rounds]], costs: EngineCosts
-) -> dict[str, Any]:
-    """The rows of the document, and what they come to."""
+) -> Forecasts:
+    """Compare predictions with measurements, setting by setting."""
 
     def seconds(arm: int) -> Floats:
         return np.array([turn.whole_s for turn in by_arm[arm]])
@@ -251,37 +334,17 @@ def compared(
     baseline_s = seconds(0)
     null_arm = ratio_interval(baseline_s, seconds(-1))
     tokens = sum(turn.output_tokens for turn in by_arm[0])
-    rows: list[dict[str, Any]] = []
+    rows = []
     for arm, setting in enumerate(plan.arms[:-1]):
         predicted_s = np.array([costs.seconds(replayed) for replayed in rounds[arm]])
         measured_s = seconds(arm)
         predicted, measured = tokens / float(predicted_s.sum()), tokens / float(measured_s.sum())
-        rows.append(
-            {
-                "setting": str(setting),
-                "k": setting.k,
-                "p_min": setting.p_min,
-                "profiled": setting not in plan.predicted,
-                "predicted_tokens_per_second": predicted,
-                "measured_tokens_per_second": measured,
-                "error_percent": 100 * (predicted / measured - 1),
-                "measured_speedup": ratio_interval(baseline_s, measured_s).as_dict(),
-            }
-        )
-    unseen = [row for row in rows if not row["profiled"]]
-    errors = [abs(row["error_percent"]) for row in unseen]
-    floor = noise_floor_percent(null_arm)
-    alone = rows[0]["predicted_tokens_per_second"]
-    forecasts = [
-        Promise(row["setting"], row["predicted_tokens_per_second"] / alone, seconds(arm))
+        profiled, speedup = setting not in plan.predicted, ratio_interval(baseline_s, measured_s)
+        rows.append(ForecastRow(setting, profiled, predicted, measured, speedup))
+    alone = rows[0].predicted_tokens_per_second
+    promises = [
+        Promise(str(row.setting), row.predicted_tokens_per_second / alone, seconds(arm))
         for arm, row in enumerate(rows)
-        if not row["profiled"]
+        if not row.profiled
     ]
-    return {
-        "null_arm": null_arm.as_dict(),
-        "noise_floor_percent": floor,
-        "rows": rows,
-        "median_abs_error_percent": float(np.median(errors)),
-        "max_abs_error_percent": max(errors),
-        "choice": choice_of(forecasts, baseline_s, floor).as_dict(),
-    }
+    return Forecasts(null_arm, rows, choice_of(promises, baseline_s, noise_floor_percent(null_arm)))

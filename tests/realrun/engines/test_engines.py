@@ -128,7 +128,7 @@ def test_a_validation_of_an_engine_whose_costs_are_plain_predicts_it(trace: Trac
     plan = plan_of([1, 4], [2, 3], [])
     document = validate(
         tiny_pair(), trace, Played(trace), plan, TOKENS, repeats=3, progress=lambda *step: reports.append(step)
-    )
+    ).as_dict()
     turns = 6 + 3 * 4 * 6  # a warm-up and three repeats of four prompts in six settings
     assert reports == [("run", number, turns) for number in range(turns + 1)]
     assert json.loads(json.dumps(document)) == document
@@ -308,7 +308,7 @@ def test_llamacpp_does_what_the_replay_says(prompts: list[Prompt], lab_pair32: P
 @needs_llamacpp
 def test_llamacpp_says_what_its_rounds_take(prompts: list[Prompt], lab_pair32: Pair) -> None:
     trace = record(lab_pair32, prompts[:2], RecordSettings(4, 24, Sampler("greedy")))
-    document = validate(lab_pair32, trace, LlamaCppEngine(), plan_of([1, 4], [3], [0.5]), 24, repeats=3)
+    document = validate(lab_pair32, trace, LlamaCppEngine(), plan_of([1, 4], [3], [0.5]), 24, repeats=3).as_dict()
     assert [row["setting"] for row in document["rows"]] == [
         "no speculation", "K = 1", "K = 4", "K = 3", "K = 4, p_min = 0.5"
     ]  # fmt: skip
@@ -379,7 +379,7 @@ def test_predicted_beside_measured() -> None:
         [Turn(LIMIT, TRUE.seconds(sequence) * slower.get(arm, 1.0), 0.0) for sequence in sequences]
         for arm, sequences in enumerate(rounds)
     ]
-    document = predicted_beside(plan, by_arm, rounds, TRUE)
+    document = predicted_beside(plan, by_arm, rounds, TRUE).as_dict()
     assert document["noise_floor_percent"] == pytest.approx(0, abs=1e-9)
     errors = {row["setting"]: row["error_percent"] for row in document["rows"]}
     assert errors.pop("K = 2") == pytest.approx(25)
