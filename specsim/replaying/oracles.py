@@ -91,11 +91,6 @@ def _chain_seconds(  # type: ignore[no-untyped-def]
         seconds[s] = remaining[0, 0]
 
 
-def _longest_output(trace: Trace | JoinedTrace) -> int:
-    """Positions of the longest sequence."""
-    return int(np.diff(trace.offsets).max())
-
-
 def chain_oracle_seconds(trace: Trace, table: CostTable) -> Floats:
     """Compute the least seconds per sequence [S] of any chain policy on this trace.
 
@@ -109,7 +104,7 @@ def chain_oracle_seconds(trace: Trace, table: CostTable) -> Floats:
             f"{columns << table.bucket_bits}, the oracle needs {trace.depth + 1} and {longest}; "
             "compile it for this trace"
         )
-    remaining, seconds = np.zeros((_longest_output(trace) + 1, 2)), np.zeros(trace.sequences)
+    remaining, seconds = np.zeros((trace.output_tokens.max() + 1, 2)), np.zeros(trace.sequences)
     costs = select_fields(OracleCosts, table)
     _chain_seconds(select_fields(OracleTrace, trace), trace.match_len, costs, remaining, seconds)
     return seconds
@@ -196,7 +191,7 @@ def tree_oracle_seconds(trace: Trace, table: CostTable, width: int | None = None
             f"{longest}; compile them for this trace"
         )
     levels = np.arange(trace.depth + 1)[:, None]
-    remaining, seconds = np.zeros((_longest_output(trace) + 1, 2)), np.zeros(trace.sequences)
+    remaining, seconds = np.zeros((trace.output_tokens.max() + 1, 2)), np.zeros(trace.sequences)
     costs = select_fields(
         OracleCosts,
         table,
@@ -246,6 +241,6 @@ def _switch_seconds(  # type: ignore[no-untyped-def]
 
 def switch_oracle_seconds(trace: JoinedTrace, table: JoinedTable) -> Floats:
     """Compute a lower bound [S] on the seconds in which any policy decodes each sequence of this joined trace."""
-    remaining, seconds = np.zeros(_longest_output(trace) + 1), np.zeros(trace.sequences)
+    remaining, seconds = np.zeros(trace.output_tokens.max() + 1), np.zeros(trace.sequences)
     _switch_seconds(switch_trace(trace), switch_costs(table), remaining, seconds)
     return seconds
