@@ -191,7 +191,7 @@ def _checked_sampling(
         )
 
 
-COLUMNS = [
+CHECK_COLUMNS = [
     "setting",
     "sequences identical",
     "rounds identical",
@@ -220,7 +220,7 @@ def _print_check(checked: EngineCheck) -> None:
     if rule := checked.lookup_rule:
         title += f" of {rule.min_ngram} to {rule.max_ngram} tokens"
     size = f"{len(checked.prompts)} prompts, up to {checked.max_new_tokens} tokens"
-    print_table(f"{title}: {size}", COLUMNS, rows)
+    print_table(f"{title}: {size}", CHECK_COLUMNS, rows)
     for row in checked.rows:
         for tie in row.near_ties:
             print(f"numerically tied logits, {row.setting}: {tie}")
@@ -316,7 +316,14 @@ def validate(ctx: typer.Context, options: EngineValidateOptions, models: ModelSe
     return Answer(validation.as_dict(), partial(_print_validation, validation))
 
 
-COLUMNS = ["setting", "predicted tokens/s", "measured tokens/s", "error %", "measured speedup [95 % interval]", ""]
+VALIDATION_COLUMNS = [
+    "setting",
+    "predicted tokens/s",
+    "measured tokens/s",
+    "error %",
+    "measured speedup [95 % interval]",
+    "",
+]
 
 
 def _print_validation(validation: EngineValidation) -> None:
@@ -340,7 +347,7 @@ def _print_validation(validation: EngineValidation) -> None:
     ]
     engine = validation.engine
     title = f"{engine.name} {engine.version()}, {validation.target} with {validation.drafter}"
-    print_table(f"{title}: {len(validation.prompts)} prompts, {validation.repeats} repeats", COLUMNS, rows)
+    print_table(f"{title}: {len(validation.prompts)} prompts, {validation.repeats} repeats", VALIDATION_COLUMNS, rows)
     print(
         f"absolute error of settings that were not profiled: median {median(errors):.2f} %, largest {max(errors):.2f} %"
     )

@@ -202,9 +202,6 @@ def role_of(kind: type[Policy]) -> str:
     return FIXED if kind in (FixedK, SpaceK) else ADAPTIVE
 
 
-SETTINGS = "settings.json"
-
-
 class Identity(TypedDict):
     """What the folder is the board of; the other keys are compared as they are."""
 

@@ -42,7 +42,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
     labels : number of first columns that name the row
     """
-    console, lines = terminal(), [list(map(printable, row)) for row in rows]
+    console, lines = terminal(), [[printable(cell) for _, cell in zip(columns, row, strict=True)] for row in rows]
     columns = list(map(printable, columns))
     console.print(printable(title), style="italic")
     needs = [need(column, [line[at] for line in lines]) for at, column in enumerate(columns)]

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,21 @@ def test_policies_read_their_settings_by_name() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "params":
                 found += [f"{path.relative_to(ROOT)}, line {node.lineno}: {ast.unparse(node)}"]
+    assert found == []
+
+
+def test_a_module_gives_a_name_once() -> None:
+    """Where two files are joined, the second would take a constant from the first in silence."""
+    found = []
+    for path in sources(*PACKAGES, "studies"):
+        given = Counter[str]()
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                given[node.name] += not any("overload" in ast.unparse(each) for each in node.decorator_list)
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                given.update(target.id for target in targets if isinstance(target, ast.Name))
+        found += [f"{path.relative_to(ROOT)}: {name}" for name, times in given.items() if times > 1 and name != "_"]
     assert found == []
 
 
