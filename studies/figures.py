@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from specsim.replaying.intervals import Estimate
 from specsim.report.drawing import ADAPTIVE, DOT, INK, MEASURED, MUTED, PREDICTED, estimates, spans, styled, svg
@@ -57,7 +57,7 @@ def line_panels(
     """
     columns = len(panels) // rows
     figure = Figure(figsize=(4.4 * columns, 3.6 * rows), layout="constrained")
-    labels: dict[str, Any] = {}
+    labels: dict[str, list[Line2D]] = {}
     for axes, (title, lines) in zip(figure.subplots(rows, columns, squeeze=False).flat, panels.items(), strict=True):
         _draw_lines(axes, lines, labels)
         if level is not None:
@@ -118,7 +118,7 @@ def _draw_dots(axes: Axes, rows: Dots, axis_label: str, level: float) -> None:
     axes.set_xlabel(axis_label)
 
 
-def _draw_lines(axes: Axes, lines: Mapping[str, Line], labels: dict[str, Any]) -> None:
+def _draw_lines(axes: Axes, lines: Mapping[str, Line], labels: dict[str, list[Line2D]]) -> None:
     """Draw lines; beyond the colors with another marker. labels : what is drawn by label, of all panels so far"""
     for label, (x, values) in lines.items():
         turn, at = divmod(len(labels), len(COLORS))

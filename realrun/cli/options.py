@@ -19,6 +19,8 @@ from specsim.io.errors import InputError
 from specsim.io.settings import Settings, setting
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from realrun.decode.sampling import Sampler
     from realrun.measure.record import RecordSettings
     from realrun.pairs.pair import Pair
@@ -330,7 +332,7 @@ def capped_policy(pair: Pair, kind: type[Policy], settings: Mapping[str, Any]) -
     return build_policy(kind, {**limits, **settings})
 
 
-def _print_padding(models: dict[str, Any]) -> None:
+def _print_padding(models: Mapping[str, PreTrainedModel]) -> None:
     """Print to standard error what was left out of these models' vocabularies."""
     from realrun.pairs.pair import padding_notes
 

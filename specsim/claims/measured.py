@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from specsim.claims.claim import ReplaySubject, RunSubject, Seconds, ValueSubject, policy_at
 from specsim.cost.model import ConstantCost, CostModel
@@ -111,17 +112,14 @@ def value_at(document: Any, at: list[Any], where: str) -> Any:
                 raise InputError(f"{place}: the list has {len(value)} entries, counted from 0")
             value = value[step]
         elif isinstance(step, dict) and isinstance(value, list):
-            entries = [entry for entry in value if isinstance(entry, dict) and step.items() <= _plain(entry).items()]
+            objects = [entry for entry in value if isinstance(entry, dict)]
+            entries = [entry for entry in objects if all(entry.get(key) == wanted for key, wanted in step.items())]
             if len(entries) != 1:
                 raise InputError(f"{place}: {len(entries)} entries have these values; name a single entry")
             value = entries[0]
         else:
             raise InputError(f"{place}: there is no {'object' if isinstance(step, str) else 'list'} here")
     return value
-
-
-def _plain(entry: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if isinstance(value, str | int | float)}
 
 
 def is_number(value: Any) -> bool:
@@ -166,7 +164,7 @@ DEFAULT_SHARE = 0.5  # of the sequences, on which policies learn
 
 # Quantity of a replay -> (numerator, denominator) per sequence. HM = 2 a / (d + o), with a accepted, d drafted and o
 # output tokens, is a ratio of sums like the others.
-RATIOS: dict[str, Any] = {
+RATIOS: Mapping[str, Callable[[Replay], tuple[npt.ArrayLike, npt.ArrayLike]]] = {
     "speedup": lambda run: (run.autoregressive_s, run.speculative_s),
     "v_d": lambda run: (run.accepted, run.drafted),
     "r_d": lambda run: (run.accepted, run.output_tokens),
