@@ -316,27 +316,6 @@ def read_validation(path: Path) -> dict[str, Any]:
     return document
 
 
-def run_columns(document: Mapping[str, Any], row: Mapping[str, Any], quantity: str, where: str) -> PerSequence | None:
-    """The columns of a timed quantity of a row; None for other quantities."""
-    if quantity not in TIMED:
-        return None
-    columns = TIMED[quantity]
-    both = {**document, **row}
-    top, bottom = (positive(both.get(name), f"{where}: {name}") for name in columns)
-    if top.shape != bottom.shape:
-        raise InputError(f"{where}: {columns[0]} and {columns[1]} are of different lengths; validate again")
-    tokens = row.get("sequence_tokens")
-    return PerSequence(top, bottom, ("validation", tuple(tokens) if isinstance(tokens, list) else None))
-
-
-def floor_percent(document: Mapping[str, Any], where: str) -> float:
-    """The noise floor of a validation."""
-    floor: Any = document.get("noise_floor_percent")
-    if not is_number(floor) or floor < 0:
-        raise InputError(f"{where}: noise_floor_percent is not a percentage; validate again")
-    return float(floor)
-
-
 def of_run(subject: RunSubject, home: Path) -> Measured:
     path = home / subject.validation
     document, where = read_validation(path), str(path)
@@ -345,13 +324,18 @@ def of_run(subject: RunSubject, home: Path) -> Measured:
             raise InputError(f"{where}: which row's speedup is claimed; give policy")
         return as_measured(value_at(document, [subject.quantity], where), where)
     row = find_row(document, subject.policy, where)
-    columns = run_columns(document, row, subject.quantity, where)
-    if columns is None:
+    if subject.quantity not in TIMED:
         return as_measured(value_at(row, [subject.quantity], where), where)
-    measured = from_columns(columns, floor_percent=floor_percent(document, where))
-    tokens = positive(row.get("sequence_tokens"), f"{where}: sequence_tokens")
-    seconds = positive(row.get("sequence_seconds"), f"{where}: sequence_seconds"), tokens
-    return replace(measured, seconds=seconds)
+    names, both = TIMED[subject.quantity], {**document, **row}
+    top, bottom = (positive(both.get(name), f"{where}: {name}") for name in names)
+    if top.shape != bottom.shape:
+        raise InputError(f"{where}: {names[0]} and {names[1]} are of different lengths; validate again")
+    floor: Any = document.get("noise_floor_percent")
+    if not is_number(floor) or floor < 0:
+        raise InputError(f"{where}: noise_floor_percent is not a percentage; validate again")
+    seconds, tokens = (positive(row.get(name), f"{where}: {name}") for name in ("sequence_seconds", "sequence_tokens"))
+    columns = PerSequence(top, bottom, ("validation", tuple(tokens.tolist())))
+    return replace(from_columns(columns, floor_percent=float(floor)), seconds=(seconds, tokens))
 
 
 def find_row(document: dict[str, Any], policy: str, where: str) -> dict[str, Any]:
