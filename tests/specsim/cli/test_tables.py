@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from realrun.cli.board import print_board as print_drafters
 from realrun.cli.validate import print_validation
 from specsim.cli.console import print_table
+from specsim.report.experiment import DrafterBoard, Validation
 from specsim.report.terminal import LOG_WIDTH, Need, blocks, widths
+from tests.support import ROOT
 from tests.support.commands import call
 
 WIDTHS = (60, 100)
+STUDIES = ROOT / "studies"
 INTERVAL = "1.523 [1.404, 1.650]"
 POLICY = "adaedl(gamma=0.2, lambda0=0.3, max_draft_tokens=16)"
 TUNED = [
@@ -102,69 +107,34 @@ def test_cells_are_broken_at_spaces_before_words_are() -> None:
     assert widths([Need(20, 20, 20), Need(25, 30, 30)], 40) == [16, 17]
 
 
-def interval(estimate: float) -> dict[str, float]:
-    return {"estimate": estimate, "low": estimate - 0.1, "high": estimate + 0.1}
-
-
-VALIDATED = {
-    "label": "max_confidence, tuned", "role": "tuned", "predicted": interval(1.5), "measured": interval(1.4),
-    "error_percent": 7.1, "rounds_identical_percent": 100.0, "truncated_share": 0.02, "tau": 2.5, "oracle_regret": 0.2,
-    "forecast": interval(1.5), "wall_clock_speedup": interval(1.35), "wall_clock_differs": True, "tokens_per_s": 100.0,
-    "ms_per_token": 10.0,
-}  # fmt: skip
-VALIDATION: dict[str, Any] = {
-    "rows": [VALIDATED], "sequences": {"holdout": 6}, "output_tokens": 768, "null_arm": interval(1.0),
-    "noise_floor_percent": 0.7, "load": {"others_percent": 3.0, "stolen_percent": 0.0},
-    "prompts": {"source": "prompts.jsonl", "count": 12, "digest": "ab"},
-    "skipped": [{"policy": "space_k", "reason": "meant for drafters of kind space; this trace's is model"}],
-    "median_abs_error_percent": 1.0, "p90_abs_error_percent": 2.0,
-    "errors": {
-        name: {"median_abs_percent": 1.0, "p90_abs_percent": 2.0, "largest_percent": -2.5, "mean_percent": 0.5}
-        for name in ("forecast", "text_known", "costs_known", "decomposition")
-    },
-    "environment": {"clock": "cpu"}, "options": {"repeats": 3},
-    "baseline": {"tokens_per_s": 71.4, "ms_per_token": 14.0},
-    "forecast": {
-        "made": "2026-11-01T10:00:00+00:00", "sealed": True, "sequences": {"tuning": 6, "holdout": 6},
-        "costs": {"source": "profile.json"},
-    },
-    "machine_state": {"changes": []},
-    "time": {"minutes": 0, "spent_s": 60.0, "prompts": {"given": 12, "recorded": 12, "decoded": 6}},
-    "choice": {
-        "forecast": "max_confidence, tuned", "forecast_speedup": 1.6, "measured_speedup": interval(1.4),
-        "measured": "max_confidence, tuned", "regret": interval(0.0), "significant": False,
-    },
-}  # fmt: skip
-ASKED_FOR_MORE = "rounds that asked for more than the recorded trees hold: max_confidence, tuned: 2.00 %"
-DRAFTED = {
-    "label": "max_confidence, tuned",
-    "drafter": "prompt-lookup", "form": "adaptive", "settings": POLICY, "speedup": interval(1.2), "tau": 1.5,
-    "measured": interval(1.3), "error_percent": -1.2, "rounds_identical_percent": 100.0, "truncated_share": 0.02,
-    "v_d": 0.5, "hm": 0.6, "forecast": interval(1.6), "wall_clock_speedup": interval(1.35), "wall_clock_differs": False,
-    "best_of_drafter": True, "tied_with_leader": False, "leader_minus_this": None, "without_loops": interval(1.1),
-}  # fmt: skip
-DRAFTERS: dict[str, Any] = {
-    **VALIDATION, "rows": [DRAFTED, {**DRAFTED, "form": "fixed K", "leader_minus_this": {"difference": interval(0.1)}}],
-    "options": {"repeats": 3}, "target": "lab", "sequences": {"tuning": 6, "holdout": 6}, "looping_prompts": 1,
-}  # fmt: skip
+def on_one_line(capsys: pytest.CaptureFixture[str], width: int) -> str:
+    """What was printed, whose tables fit, with single spaces."""
+    text = capsys.readouterr().out
+    assert_tables_fit(text, width)
+    return " ".join(text.split())
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_validation_and_leaderboard_of_drafters_fit(
     width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of recorded runs; the fastest policy asked for more than was recorded, and the clock told another speedup."""
     monkeypatch.setenv("COLUMNS", str(width))
-    print_validation(VALIDATION, Path("out"))
-    text = capsys.readouterr().out
-    assert_tables_fit(text, width)
-    assert "14.00 ms per baseline token, by process CPU time" in " ".join(text.split())
-    assert "by the clock, 1.400 by medians" in " ".join(text.split()) and "Fastest: max_confidence" in text
-    assert "1.400 [1.300, 1.500]" in text and "1.500 [1.400, 1.600]" in text and ASKED_FOR_MORE in text
-    print_drafters(DRAFTERS)
-    text = capsys.readouterr().out
-    assert_tables_fit(text, width)
-    assert text.count("fixed K") == text.count("autoregressive") and "1.100 [1.000, 1.200]" in text
-    assert ASKED_FOR_MORE in text
+    disturbed = {"truncated_share": 0.02, "wall_clock_differs": True}
+    run = Validation.read(STUDIES / "smollm2" / "recorded" / "eagle" / "validation.json")
+    first, *others = run.rows
+    print_validation(replace(run, rows=[replace(first, **disturbed), *others]), Path("out"))
+    text = on_one_line(capsys, width)
+    asked = "rounds that asked for more than the recorded trees hold: {}: 2.00 %"
+    assert f"{run.baseline.ms_per_token:.2f} ms per baseline token" in text and f"Fastest: {first.label}" in text
+    assert all(f"{row.measured}" in text and f"{row.forecast}" in text for row in run.rows)
+    assert f"{float(first.wall_clock_speedup):.3f} by the clock" in text and asked.format(first.label) in text
+    path = STUDIES / "drafters" / "recorded" / "board.json"
+    board = DrafterBoard.from_json(json.loads(path.read_text()), "the board", "run it again")
+    leader, *rest = board.rows
+    print_drafters(replace(board, rows=[replace(leader, **disturbed), *rest]))
+    text = on_one_line(capsys, width)
+    assert all(f"{float(row.measured):.3f} [" in text for row in board.rows) and asked.format(leader.label) in text
 
 
 def table_lines(text: str) -> list[str]:
