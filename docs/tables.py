@@ -230,7 +230,7 @@ def recipes() -> str:
             default = _values(training, chosen)
             studied = training.name in trained and not chosen
             smollm2 = _values(training, chosen, trained[training.name]) if studied else {}
-            for name, printed in training.printed(chosen).items():
+            for name, printed in training.printed(**chosen).items():
                 cells = [_cell(name, values) for values in ({name: printed}, default, smollm2)]
                 rows.append(f"{title} | `{name}` | {' | '.join(cells)}")
     return _table("training | setting | printed | default | SmolLM2", rows)

@@ -414,7 +414,7 @@ def train_either(pair: Pair, settings: MedusaCommand, run: TextRun) -> TrainedOn
     return train_medusa2(pair, heads, settings.second, replace(run, loop=loop), first_stage)
 
 
-def printed(joint: bool, backbone_loss: Loss, **_: Any) -> dict[str, float]:
+def printed(joint: bool = False, backbone_loss: Loss = "distill", **_: Any) -> dict[str, float]:
     """Give the options that the paper prints: 4.1.1 for heads and for MEDUSA-2 on a text, 4.2.1 on the target's own."""
     heads = {"heads": 5, "decay": 0.8, "lr": 2e-3}
     if joint and backbone_loss == "distill":

@@ -70,6 +70,7 @@ def use_responses(path: Path) -> None:
 
     from specsim.engines.import_records import read_counts
     from specsim.servers.client import recognise
+    from specsim.servers.document import Sampling
     from specsim.servers.prompts import Prompt
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -80,7 +81,7 @@ def use_responses(path: Path) -> None:
     async def ask() -> None:
         transport = httpx2.MockTransport(answer)
         async with httpx2.AsyncClient(base_url="http://server", transport=transport) as client:
-            server = await recognise(client, "http://server", {"max_tokens": 8})
+            server = await recognise(client, "http://server", Sampling(8, 0.0, 0))
             request, _ = await server.ask(Prompt("a", "text"))
             assert request.output_tokens >= 0 and request.decode_s >= 0
             (path / "counters").write_text(await server.metrics())

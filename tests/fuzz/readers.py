@@ -268,10 +268,10 @@ def use_plan(path: Path) -> None:
 
 
 def use_stage(path: Path) -> None:
-    from realrun.gpu import Result
+    from realrun.gpu import StageFile
     from realrun.kept_files import read_kept
 
-    found = read_kept(path, Result)
+    found = read_kept(path, StageFile)
     assert found is None or found["complete"] in (True, False)
 
 

@@ -309,7 +309,7 @@ def test_a_limit_on_drafts_is_another_drafter() -> None:
     played = PricedTrace(as_engine(suffix_trace(texts, rule, 8), CONVENTIONS["vllm"]).trace, ConstantCost(1e-6, 0.01))
     with pytest.raises(InputError, match=r"shortens drafts of up to .*`specsim record-text --max-draft-tokens 2`"):
         engine_counts(played, FixedK(2), CONVENTIONS["vllm"])
-    assert engine_counts(played, FixedK(8), CONVENTIONS["vllm"])["num_drafts"] > 0
+    assert engine_counts(played, FixedK(8), CONVENTIONS["vllm"]).num_drafts > 0
 
 
 def test_outputs_before_are_counted_whole() -> None:
