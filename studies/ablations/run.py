@@ -14,7 +14,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,20 +33,17 @@ from specsim.io.errors import InputError
 from specsim.io.progress import Progress
 from specsim.policy.base import Policy, Variant, build_policy
 from specsim.policy.registry import POLICIES
-from specsim.replaying.intervals import ratio_interval
-from specsim.report.table import Column, plain
+from specsim.replaying.intervals import Estimate, ratio_interval
+from specsim.report.table import Column
 from studies.ablations.sure_tree import SureTree
 from studies.common import Config, Document, cached, claim, named, prompts_of, record_settings
-from studies.figures import dots, point
+from studies.figures import dots
 from studies.papers.tables import read_table
 from studies.report import Report, load_line, machine_line
 
 DONE = "training.json"  # in the folder of a drafter's weights
 AGREES, DISAGREES, UNDECIDED, NOT_RUN = "agrees", "disagrees", "not significant", "not run"
-KEYS = ("estimate", "low", "high")
-COUNT = plain(lambda value: f"{value}" if value else "")
 Runs = Mapping[str, Document]
-Row = Mapping[str, Any]
 LINES = ("drafters", "runs", "later", "systems", "ablations")  # tables that may change between two starts
 RECORDED = ("config.json", "runs/*.json", f"drafters/*/{DONE}", f"predictors/*/{DONE}")
 KINDS = {**POLICIES, SureTree.name: SureTree}
@@ -150,7 +147,7 @@ def cell(place: str) -> float:
     return 1 / (1 - value) if column == "r_d" else value
 
 
-def find(runs: Runs, row: str) -> tuple[Document, Row] | None:
+def find(runs: Runs, row: str) -> tuple[Document, Document] | None:
     """Return the run and the row of "RUN: POLICY"; None if it was not run."""
     name, _, policy = row.partition(": ")
     run = runs.get(name, {})
@@ -158,7 +155,7 @@ def find(runs: Runs, row: str) -> tuple[Document, Row] | None:
     return None if found is None else (run, found)
 
 
-def ratio(runs: Runs, changed: str, base: str, of: str) -> dict[str, float] | None:
+def ratio(runs: Runs, changed: str, base: str, of: str) -> Estimate | None:
     """Return the ratio of the changed row's speedup or tau to that of the base; None if one of them was not run.
 
     The interval resamples prompts, the same for both rows. Each speedup is over the baseline of its own run.
@@ -168,11 +165,10 @@ def ratio(runs: Runs, changed: str, base: str, of: str) -> dict[str, float] | No
         return None
     (run_a, a), (run_b, b) = rows
     if "acceleration_rate" in a:  # typical acceptance: outputs differ, so intervals count as independent
-        (one, *ends), (other, *other_ends) = ([arm["acceleration_rate"][k] for k in KEYS] for arm in (a, b))
-        value = one / other
-        pairs = zip(ends, reversed(other_ends), strict=True)
-        below, above = (math.hypot(math.log(end / one), math.log(far / other)) for end, far in pairs)
-        return {"estimate": value, "low": value * math.exp(-below), "high": value * math.exp(above)}
+        one, other = (Estimate(**arm["acceleration_rate"]) for arm in (a, b))
+        below = math.hypot(math.log(one.low / one), math.log(other.high / other))
+        above = math.hypot(math.log(one.high / one), math.log(other.low / other))
+        return Estimate(one / other, one / other * math.exp(-below), one / other * math.exp(above))
     if of == "tau":
         tops, bottoms = ([n / t for n, t in zip(row["rounds"], row["tokens"], strict=True)] for row in (b, a))
     else:
@@ -180,25 +176,51 @@ def ratio(runs: Runs, changed: str, base: str, of: str) -> dict[str, float] | No
         if run_a is not run_b:
             scales = zip(run_b["baseline_s"], run_a["baseline_s"], strict=True)
             bottoms = [s * own / others for s, (own, others) in zip(bottoms, scales, strict=True)]
-    return ratio_interval(tops, bottoms).as_dict()
+    return ratio_interval(tops, bottoms)
 
 
-def percent(ratio: Mapping[str, float]) -> dict[str, float]:
+def percent(ratio: Estimate) -> Estimate:
     """Return a ratio's change from 1, in percent."""
-    return {key: 100 * (ratio[key] - 1) for key in KEYS}
+    return Estimate(*(100 * (value - 1) for value in (ratio.estimate, ratio.low, ratio.high)))
 
 
-def verdict(papers: float, ours: Mapping[str, float] | None) -> str:
+def verdict(papers: float, ours: Estimate | None) -> str:
     """Return whether the sign of our change, if it is significant, is that of the paper's. None : not run"""
     if ours is None:
         return NOT_RUN
-    if ours["low"] <= 0 <= ours["high"]:
+    if ours.low <= 0 <= ours.high:
         return UNDECIDED
-    return AGREES if (ours["estimate"] > 0) == (papers > 0) else DISAGREES
+    return AGREES if (ours > 0) == (papers > 0) else DISAGREES
 
 
-def ablation(runs: Runs, line: Sequence[Any]) -> dict[str, Any]:
-    """Return the change that an ablation of config.toml makes in its paper and on this target."""
+@dataclass(frozen=True)
+class Ablation:
+    """The change that an ablation of config.toml makes in its paper and on this target; a row of table.csv.
+
+    of : "speedup" or "tau"; paper_percent : None where the paper states only the sign; ours_percent : None if not run
+    changed, base : rows that are compared, "RUN: POLICY"
+    """
+
+    paper: str
+    ablation: str
+    of: str
+    paper_sign: str
+    paper_percent: float | None
+    ours_percent: Estimate | None
+    prompts: int | None
+    verdict: str
+    changed: str
+    base: str
+
+    @property
+    def drawn(self) -> Estimate:
+        """The paper's change, in percent, for the figure; 1 percent where the paper states only its sign."""
+        size = self.paper_percent
+        return Estimate.exact((1.0 if self.paper_sign == "+" else -1.0) if size is None else size)
+
+
+def ablation(runs: Runs, line: Sequence[Any]) -> Ablation:
+    """Compare two rows, as a line of config.toml says."""
     paper, name, changed, base, of, says = line
     printed = None if isinstance(says, int) else 100 * (cell(says[0]) / cell(says[1]) - 1)
     found = ratio(runs, changed, base, of)
@@ -206,52 +228,44 @@ def ablation(runs: Runs, line: Sequence[Any]) -> dict[str, Any]:
     run = find(runs, changed)
     prompts = None if run is None else len(run[0].get("baseline_s", ())) or run[0]["prompts"]
     sign = says if printed is None else printed
-    return {
-        "paper": paper,
-        "ablation": name,
-        "of": of,
-        "paper_sign": "+" if sign > 0 else "-",
-        "paper_percent": printed,
-        "ours_percent": ours,
-        "prompts": prompts,
-        "verdict": verdict(sign, ours),
-        "changed": changed,
-        "base": base,
-    }
+    signed = "+" if sign > 0 else "-"
+    return Ablation(paper, name, of, signed, printed, ours, prompts, verdict(sign, ours), changed, base)
 
 
-def system(runs: Runs, name: str, line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a system's forecast and measured speedup and tau, beside those that its paper prints."""
+@dataclass(frozen=True)
+class System:
+    """A system's forecast and measured speedup and tau, beside those that its paper prints; a row of table.csv."""
+
+    system: str
+    row: str
+    papers_tau: float | None
+    papers_speedup: float | None
+    tau: float | None
+    forecast: Estimate | None
+    speedup: Estimate | None
+    rounds_identical_percent: float | None
+    rounds_truncated_percent: float | None
+    verdict: str
+
+
+def system(runs: Runs, name: str, line: Config) -> System:
+    """Find a system's row, and what its paper prints."""
     found = find(runs, line["row"])
     _, row = found if found else ({}, {})
     speedup = line.get("speedup")
     places = [speedup] if isinstance(speedup, str) else speedup or []
-    forecast = row.get("forecast")
-    return {
-        "system": name,
-        "row": line["row"],
-        "papers_tau": cell(line["tau"]) if "tau" in line else None,
-        "papers_speedup": cell(places[0]) / math.prod(map(cell, places[1:])) if places else None,
-        "tau": row.get("tau", row.get("acceleration_rate", {}).get("estimate")),
-        "forecast": forecast,
-        "speedup": row.get("measured"),
-        "rounds_identical_percent": row.get("rounds_identical_percent"),
-        "rounds_truncated_percent": 100 * row["truncated_share"] if "truncated_share" in row else None,
-        "verdict": "run" if found else NOT_RUN,
-    }
-
-
-def counted(paper: str, rows: Sequence[Row]) -> dict[str, Any]:
-    """Count a paper's ablations by verdict, and name those that disagree."""
-    own = [row for row in rows if row["paper"].partition(",")[0] == paper]
-    counts = Counter(row["verdict"] for row in own)
-    against = "; ".join(row["ablation"] for row in own if row["verdict"] == DISAGREES)
-    return {
-        "paper": paper,
-        "ablations": len(own),
-        **{v: counts[v] for v in (AGREES, DISAGREES, UNDECIDED, NOT_RUN)},
-        "against": against,
-    }
+    return System(
+        system=name,
+        row=line["row"],
+        papers_tau=cell(line["tau"]) if "tau" in line else None,
+        papers_speedup=cell(places[0]) / math.prod(map(cell, places[1:])) if places else None,
+        tau=row.get("tau", row.get("acceleration_rate", {}).get("estimate")),
+        forecast=Estimate(**row["forecast"]) if row.get("forecast") else None,
+        speedup=Estimate(**row["measured"]) if row.get("measured") else None,
+        rounds_identical_percent=row.get("rounds_identical_percent"),
+        rounds_truncated_percent=100 * row["truncated_share"] if "truncated_share" in row else None,
+        verdict="run" if found else NOT_RUN,
+    )
 
 
 def between(values: Iterable[float]) -> str:
@@ -264,11 +278,12 @@ def report(config: Config, runs: Runs, trainings: Mapping[str, Document]) -> Rep
     """Return the report. runs : results of the runs that were done, by name; trainings : by drafter"""
     rows = [ablation(runs, line) for line in config["ablations"]["rows"]]
     systems = [system(runs, name, line) for name, line in config["systems"].items()]
-    papers = list(dict.fromkeys(row["paper"].partition(",")[0] for row in rows))
-    counts = Counter(row["verdict"] for row in rows)
-    shown = [counted(paper, rows) for paper in papers]
-    done = [row for row in systems if row["speedup"]]
-    fastest = max(done, key=lambda row: row["speedup"]["estimate"])
+    by_paper: dict[str, list[Ablation]] = {}
+    for row in rows:
+        by_paper.setdefault(row.paper.partition(",")[0], []).append(row)
+    counts = Counter(row.verdict for row in rows)
+    speedups = {row.system: row.speedup for row in systems if row.speedup is not None}
+    fastest = max(speedups, key=speedups.__getitem__)
     measured = {name: run for name, run in runs.items() if "rows" in run}
     every = [row for run in measured.values() for row in run["rows"].values()]
     exact = [row["rounds_identical_percent"] for row in every if row["rounds_identical_percent"] is not None]
@@ -276,18 +291,18 @@ def report(config: Config, runs: Runs, trainings: Mapping[str, Document]) -> Rep
     errors = sorted(
         abs(100 * (row["forecast"]["estimate"] / row["measured"]["estimate"] - 1)) for row in every if row["forecast"]
     )
-    drawn = [row for row in rows if row["ours_percent"]]
     first = next(iter(measured.values()))
     return Report(
         question="Do the papers' ablations have the same sign on a small target?",
         answer=f"Of {len(rows)} ablations {len(rows) - counts[NOT_RUN]} were run here: {counts[AGREES]} agree in sign, "
-        f"{counts[DISAGREES]} disagree and {counts[UNDECIDED]} are not significant. Of {len(done)} systems that were "
-        f"run under their papers' policies, the fastest is {fastest['system']} at "
-        f"{fastest['speedup']['estimate']:.2f} times the baseline.",
+        f"{counts[DISAGREES]} disagree and {counts[UNDECIDED]} are not significant. Of {len(speedups)} systems that "
+        f"were run under their papers' policies, the fastest is {fastest} at {speedups[fastest]:.2f} times the "
+        "baseline.",
         figure=dots(
             [
-                (f"{row['paper']}: {row['ablation']}", {"ours": row["ours_percent"], "paper": paper_point(row)})
-                for row in drawn
+                (f"{row.paper}: {row.ablation}", {"ours": row.ours_percent, "paper": row.drawn})
+                for row in rows
+                if row.ours_percent is not None
             ],
             "ablations",
             "Change by each ablation",
@@ -299,11 +314,19 @@ def report(config: Config, runs: Runs, trainings: Mapping[str, Document]) -> Rep
         columns=[
             Column("paper", "paper"),
             Column("ablations", "ablations"),
-            *(Column(name, name, COUNT) for name in (AGREES, DISAGREES, UNDECIDED, NOT_RUN)),
+            *(Column(name, name) for name in (AGREES, DISAGREES, UNDECIDED, NOT_RUN)),
             Column("disagree", "against"),
         ],
-        shown=shown,
-        table=[*systems, *rows],
+        shown=[
+            {
+                "paper": paper,
+                "ablations": len(own),
+                **Counter(row.verdict for row in own),
+                "against": "; ".join(row.ablation for row in own if row.verdict == DISAGREES),
+            }
+            for paper, own in by_paper.items()
+        ],
+        table=[*map(asdict, systems), *map(asdict, rows)],
         trust=[
             f"Prompts: {between(run['sequences']['holdout'] for run in measured.values())} of the target's held-out "
             f"prompts a run (column prompts), at most {config['max_new_tokens']} tokens each; few, so small "
@@ -329,12 +352,6 @@ def report(config: Config, runs: Runs, trainings: Mapping[str, Document]) -> Rep
             "speedup, and each ablation beside the paper's change.",
         ],
     )
-
-
-def paper_point(row: Row) -> dict[str, float]:
-    """Return a paper's change, in percent, for the figure; 1 percent where the paper states only its sign."""
-    size = row["paper_percent"]
-    return point((1.0 if row["paper_sign"] == "+" else -1.0) if size is None else size)
 
 
 def run_training(options: str, folder: Path) -> Document:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from specsim.replaying.intervals import Estimate
 from studies.__main__ import HOME
 from studies.ablations import run as study
 
@@ -28,7 +29,7 @@ def test_two_rows_are_compared_over_the_baselines_of_their_own_runs() -> None:
     runs = {"a": run([2.0, 2.0], p=row([1.0, 1.0], [4, 4])), "b": run([4.0, 4.0], p=row([2.5, 2.5], [6, 6]))}
     speedup, tau = (study.ratio(runs, "a: p", "b: p", of) for of in ("speedup", "tau"))
     assert speedup is not None and tau is not None
-    assert speedup["estimate"] == pytest.approx(2.0 / 1.6) and tau["estimate"] == pytest.approx(3.0 / 2.0)
+    assert speedup.estimate == pytest.approx(2.0 / 1.6) and tau.estimate == pytest.approx(3.0 / 2.0)
     assert study.ratio(runs, "a: p", "c: p", "tau") is None
 
 
@@ -39,7 +40,8 @@ def test_arms_with_texts_of_their_own_add_their_spreads() -> None:
         "y": {"acceleration_rate": {"estimate": 2.0, "low": 2.0 / 1.1, "high": 2.0 * 1.1}},
     }
     ratio = study.ratio({"typical": {"arms": arms}}, "typical: x", "typical: y", "tau")
-    assert ratio == pytest.approx({"estimate": 1.5, "low": 1.5 / 1.2282, "high": 1.5 * 1.2282}, rel=1e-3)
+    assert ratio is not None
+    assert ratio.as_dict() == pytest.approx({"estimate": 1.5, "low": 1.5 / 1.2282, "high": 1.5 * 1.2282}, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -47,14 +49,14 @@ def test_arms_with_texts_of_their_own_add_their_spreads() -> None:
     [(5, 1, 3, "agrees"), (-5, 1, 3, "disagrees"), (-5, -3, -1, "agrees"), (5, -1, 3, "not significant")],
 )
 def test_a_sign_is_judged_where_the_interval_excludes_none(papers: int, low: int, high: int, verdict: str) -> None:
-    assert study.verdict(papers, {"estimate": (low + high) / 2, "low": low, "high": high}) == verdict
+    assert study.verdict(papers, Estimate((low + high) / 2, low, high)) == verdict
     assert study.verdict(papers, None) == "not run"
 
 
 def test_papers_are_read_where_the_lines_say() -> None:
     """EDD's table 3: 2.58 without the encoding, 3.04 with it; EESD's table 11 with r_d."""
     (line,) = [line for line in CONFIG["ablations"]["rows"] if line[1] == "no encoding (VDM)"]
-    assert study.ablation({}, line)["paper_percent"] == pytest.approx(100 * (2.58 / 3.04 - 1))
+    assert study.ablation({}, line).paper_percent == pytest.approx(100 * (2.58 / 3.04 - 1))
     assert all(isinstance(line[5], int) or len([study.cell(place) for place in line[5]]) == 2 for line in rows())
     assert study.cell("eesd_4 | w/o TS, K = 10 | xsum | speedup") == 1.58
 
