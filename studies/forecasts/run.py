@@ -11,9 +11,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
@@ -35,7 +35,6 @@ TEXT_KNOWN, UNPROBED = "text_known", "text_known_without_probe"
 DRAWN = ("forecast", TEXT_KNOWN, "decomposition")
 SUMMARISED = {"forecast": "forecast", "text": TEXT_KNOWN, "unprobed": UNPROBED, "decomposition": "predicted"}
 PERCENTS = plain(lambda values: ", ".join(f"{value:.1f}" for value in values))
-Row = Mapping[str, Any]
 RECORDED = ("run-*.json",)
 BUSY_AND_REST_S = ("0.1", "2.0", "0.1", "2.0")
 MEMORY = """
@@ -73,7 +72,7 @@ def validated(number: int, out: Path, config: Config) -> Document:
     document = json.loads((folder / "validation.json").read_text())
     if number == 0:
         (out / FIRST_PROFILE).write_bytes((folder / "tuning_profile.json").read_bytes())
-    rows: list[dict[str, Any]] = [{key: row[key] for key in (*ROW, *FORECAST)} for row in document["rows"]]
+    rows = [{key: row[key] for key in (*ROW, *FORECAST)} for row in document["rows"]]
     kept = {key: document[key] for key in KEPT}
     remove_folder(folder)
     return {"state": state["name"], "costs": costs["name"], **kept, "rows": rows}
@@ -95,9 +94,9 @@ def report(config: Config, documents: Sequence[Document]) -> Report:
     costs = {kind["name"]: [run for run in documents if run["costs"] == kind["name"]] for kind in config["costs"]}
     states = {state["name"]: [run for run in documents if run["state"] == state["name"]] for state in config["states"]}
     groups = {"all runs": documents, **costs, **{f"beside: {name}": runs for name, runs in states.items()}}
-    shown = [{"runs of": name, "runs": len(runs), **summary(runs)} for name, runs in groups.items() if runs]
-    everything = shown[0]
-    (median, p90), (known_median, known_p90) = everything["forecast"], everything["text"]
+    summaries = {name: summary(runs) for name, runs in groups.items() if runs}
+    everything = summaries["all runs"]
+    (median, p90), (known_median, known_p90) = everything.errors["forecast"], everything.errors["text"]
     good = sum(lost_percent(run) <= CHOICE_PERCENT for run in documents)
     tuning, held_out = ([run["sequences"][part] for run in documents] for part in ("tuning", "holdout"))
     devices = {str(run["forecast"]["costs"].get("device")) for run in documents}
@@ -131,8 +130,21 @@ def report(config: Config, documents: Sequence[Document]) -> Report:
             Column("decomposition: median %", lambda row: row["decomposition"][0], TENTH),
             Column("inside 95 % interval, %", "inside", TENTH),
         ],
-        shown=shown,
-        table=[table_row(number, run, row) for number, run in enumerate(documents) for row in run["rows"]],
+        shown=[
+            {"runs of": name, "runs": len(groups[name]), **vars(group), **group.errors}
+            for name, group in summaries.items()
+        ],
+        table=[
+            {
+                "run": number,
+                **{name: run[name] for name in ("state", "costs")},
+                **{name: row[name] for name in ("policy", "measured", *FORECAST)},
+                "decomposition": row["predicted"],
+                "rounds_identical_percent": row["rounds_identical_percent"],
+            }
+            for number, run in enumerate(documents)
+            for row in run["rows"]
+        ],
         trust=[
             f"Prompts: of the lab, {min(tuning)} to {max(tuning)} for tuning and {min(held_out)} to {max(held_out)} "
             "held out, in a split of each run's own.",
@@ -140,7 +152,7 @@ def report(config: Config, documents: Sequence[Document]) -> Report:
             f"The costs were measured on: {', '.join(sorted(devices))}.",
             f"{load_line({name: median_load(runs) for name, runs in states.items() if runs})} Medians over runs.",
             f"Noise floor (A/A test): {np.median(floors):.1f} % in the median, at most {max(floors):.1f} %.",
-            f"Half-width of the forecasts' intervals: {everything['half_width']:.1f} % in the median.",
+            f"Half-width of the forecasts' intervals: {everything.half_width:.1f} % in the median.",
             run_errors(documents),
         ],
     )
@@ -151,21 +163,34 @@ def mean_error(run: Document, name: str) -> dict[str, float]:
     return Estimate.exact(run["errors"][name]["mean_percent"]).as_dict()
 
 
-def summary(runs: Sequence[Document]) -> dict[str, Any]:
-    """Summarise the errors of all rows of these runs in percent: medians and 90th percentiles, where there are any."""
+@dataclass(frozen=True)
+class Summary:
+    """Of all rows of several runs, in percent.
+
+    errors : their median and 90th percentile, of those that have any, by name as in SUMMARISED
+    inside : share of the measured speedups inside the forecast's interval; half_width : median of that interval's
+    """
+
+    errors: dict[str, tuple[float, float]]
+    inside: float
+    half_width: float
+
+
+def summary(runs: Sequence[Document]) -> Summary:
+    """Summarise the rows of these runs."""
     rows = [row for run in runs for row in run["rows"]]
-    values: dict[str, Any] = {}
+    found = {}
     for name, key in SUMMARISED.items():
         if known := [row for row in rows if row[key] is not None]:
             errors = error_summary(speedups(known, key).tolist(), speedups(known, "measured").tolist())
-            values[name] = errors.median_abs_percent, errors.p90_abs_percent
+            found[name] = errors.median_abs_percent, errors.p90_abs_percent
     low, value, high = (np.array([row["forecast"][end] for row in rows]) for end in ("low", "estimate", "high"))
     measured = speedups(rows, "measured")
     inside = float(np.mean((low <= measured) & (measured <= high)))
-    return {**values, "inside": 100 * inside, "half_width": float(np.median(100 * (high / value - 1)))}
+    return Summary(found, 100 * inside, float(np.median(100 * (high / value - 1))))
 
 
-def speedups(rows: Sequence[Row], key: str) -> Floats:
+def speedups(rows: Sequence[Document], key: str) -> Floats:
     """Return the rows' speedups under this key, without their intervals."""
     return np.array([row[key]["estimate"] if isinstance(row[key], Mapping) else row[key] for row in rows])
 
@@ -205,15 +230,3 @@ def fitted(errors: Sequence[Floats], shares: Sequence[float]) -> tuple[float, fl
 
     idle, busy = np.exp(minimize(loss, np.log([0.01, 0.05]), method="Nelder-Mead").x).tolist()
     return idle, busy
-
-
-def table_row(number: int, run: Document, row: Row) -> dict[str, Any]:
-    """Return the row of table.csv of a policy in a run."""
-    keys = ("measured", "forecast", "forecast_without_probe", TEXT_KNOWN, UNPROBED, "costs_known")
-    return {
-        "run": number,
-        **{name: run[name] for name in ("state", "costs")},
-        **{name: row[name] for name in ("policy", *keys)},
-        "decomposition": row["predicted"],
-        "rounds_identical_percent": row["rounds_identical_percent"],
-    }
