@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from realrun.decode.sampling import Sampler
 from realrun.experiment.run import validate
@@ -63,7 +62,6 @@ def report(config: Config, results: Mapping[str, Validation]) -> Report:
     """Return the report. results : validations by drafter"""
     rows = [(drafter, row) for drafter, result in results.items() for row in result.rows]
     rows.sort(key=lambda named: -named[1].measured)
-    shown = [cells(drafter, row) for drafter, row in rows]
     choices = {drafter: result.choice.forecast for drafter, result in results.items() if result.choice is not None}
     chosen = [(drafter, row) for drafter in results for of, row in rows if of == drafter and row.label == choices[of]]
     first = next(iter(results.values()))
@@ -96,8 +94,22 @@ def report(config: Config, results: Mapping[str, Validation]) -> Report:
             Column("forecast error, %", "forecast_error_percent", ERROR),
             Column("tokens per second", "tokens_per_s", TENTH),
         ],
-        shown=shown[:SHOWN],
-        table=[flat(row) for row in shown],
+        shown=[
+            {**row.as_cells(), "drafter": drafter, "forecast_error_percent": forecast_error_percent(row)}
+            for drafter, row in rows[:SHOWN]
+        ],
+        table=[
+            {
+                "drafter": drafter,
+                **{name: getattr(row, name) for name in ("policy", "label", "tau")},
+                "forecast_error_percent": forecast_error_percent(row),
+                **{name: getattr(row, name) for name in ("rounds_identical_percent", "tokens_per_s")},
+                **{name: float(getattr(row, name)) for name in ("forecast", "measured", "wall_clock_speedup")},
+                "measured_low": row.measured.low,
+                "measured_high": row.measured.high,
+            }
+            for drafter, row in rows
+        ],
         trust=[
             "Prompts: of specsim's tasks of six kinds, greedy decoding, at most "
             f"{config['max_new_tokens']} tokens each; "
@@ -119,10 +131,9 @@ def report(config: Config, results: Mapping[str, Validation]) -> Report:
     )
 
 
-def cells(drafter: str, row: Row) -> dict[str, Any]:
-    """Return what the tables have of a row."""
-    error = 100 * (row.forecast / row.measured - 1) if row.forecast is not None else None
-    return {**row.as_cells(), "drafter": drafter, "forecast_error_percent": error}
+def forecast_error_percent(row: Row) -> float | None:
+    """Return by how many percent the forecast is above the measured speedup; None without a forecast."""
+    return 100 * (row.forecast / row.measured - 1) if row.forecast is not None else None
 
 
 def name_of(drafter: str, row: Row) -> str:
@@ -136,11 +147,3 @@ def range_of(result: Validation) -> str:
     gains = {kind: part.measured_speedup_best for kind, part in result.domains.items()}
     least, most = min(gains, key=gains.__getitem__), max(gains, key=gains.__getitem__)
     return f"{gains[least]:.2f} ({least}) to {gains[most]:.2f} ({most})"
-
-
-def flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what table.csv has of a row."""
-    names = ("drafter", "policy", "label", "tau", "forecast_error_percent", "rounds_identical_percent", "tokens_per_s")
-    speedups = {name: row[name].estimate for name in ("forecast", "measured", "wall_clock_speedup")}
-    intervals = {f"measured_{end}": getattr(row["measured"], end) for end in ("low", "high")}
-    return {**{name: row[name] for name in names}, **speedups, **intervals}
