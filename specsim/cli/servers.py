@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specsim.cli.command import Answer
 from specsim.cli.console import BAD_INPUT, claim_file, print_facts, print_notes, print_table, progress_bar
@@ -19,7 +19,7 @@ from specsim.io.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
     from specsim.engines.diagnose import Diagnosis
-    from specsim.servers.doctor import Checkup
+    from specsim.report.doctor import Checkup
     from specsim.servers.document import Bench
 
 
@@ -237,35 +237,35 @@ def doctor(options: DoctorOptions, counters: CountersOptions, settings: BenchSet
         drafter=options.drafter,
         seed=settings.seed,
     )
-    document = checkup.as_dict()
     if options.out is not None:
-        write_text(options.out, page(doctor_result(document)))
+        write_text(options.out, page(doctor_result(checkup)))
     if options.cost_out is not None:
         if checkup.cost is None:
             raise InputError("no costs were found; measure a --baseline, too")
         write_json(checkup.cost, options.cost_out)
-    return Answer(document, lambda: _print_checkup(checkup, document))
+    return Answer(checkup.as_dict(), lambda: _print_checkup(checkup))
 
 
-def _print_checkup(checkup: Checkup, document: dict[str, Any]) -> None:
-    from specsim.report.doctor import LEVELS, fix_rows, level_rows, server_facts
+def _print_checkup(checkup: Checkup) -> None:
+    from specsim.report.doctor import LEVELS, level_rows, server_facts
 
     if checkup.server is not None:
-        print_facts("server", server_facts(document))
+        print_facts("server", server_facts(checkup.server))
     if checkup.acceptance:
         rates = ", ".join(f"{100 * rate:.0f}" for rate in checkup.acceptance)
         print(f"accepted by draft position, if all before were: {rates} %")
     if checkup.levels:
-        print_table("where time goes, and the K to set", LEVELS, level_rows(document))
-    for title, key in (("traps", "traps"), ("causes, the first costs most", "causes")):
-        if document[key]:
-            print_table(title, [title.split(",")[0][:-1], "evidence", "try"], fix_rows(document, key), labels=3)
+        print_table("where time goes, and the K to set", LEVELS, level_rows(checkup.levels))
+    for title, fixes in (("traps", checkup.traps), ("causes, the first costs most", checkup.causes)):
+        if fixes:
+            rows = [[fix.name, fix.evidence, fix.remedy] for fix in fixes]
+            print_table(title, [title.split(",")[0][:-1], "evidence", "try"], rows, labels=3)
     print_notes(checkup.notes)
     for level in checkup.levels:
         print(f"{level.concurrency} at once: {level.flags}")
     if checkup.schedule:
         print(f"one schedule for all: {checkup.schedule}")
-    print(repr(checkup))
+    print(checkup.verdict)
 
 
 def _doctor_of_counters(doctor: DoctorOptions, options: CountersOptions, settings: BenchSettings) -> Answer:

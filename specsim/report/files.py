@@ -12,7 +12,7 @@ from specsim.report.advice import KIND as ADVICE
 from specsim.report.advice import advice_result
 from specsim.report.board import Leaderboard
 from specsim.report.doctor import KIND as DOCTOR
-from specsim.report.doctor import doctor_result
+from specsim.report.doctor import Checkup, doctor_result
 from specsim.report.drafters import drafters_result
 from specsim.report.experiment import DrafterBoard, Validation
 from specsim.report.hardware import comparison_result
@@ -33,7 +33,9 @@ KINDS: dict[str, Render] = {
     "specsim-drafter-leaderboard": lambda document: drafters_result(
         DrafterBoard.from_json(document, "the leaderboard", "give what `realrun board` wrote"), notes_of(document)
     ),
-    DOCTOR: doctor_result,
+    DOCTOR: lambda document: doctor_result(
+        Checkup.from_json(document, "the diagnosis", "give what `specsim doctor --json` printed")
+    ),
     ADVICE: advice_result,
     "specsim-cost-comparison": comparison_result,
 }

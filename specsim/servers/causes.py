@@ -14,6 +14,7 @@ import numpy as np
 from specsim.engines.flags import draft_length_flags
 from specsim.io.arrays import Floats
 from specsim.replaying.intervals import Estimate
+from specsim.report.doctor import Cause
 from specsim.servers.round_costs import RoundCosts, tokens_per_round
 
 LEAST_GAIN = 1.10
@@ -43,20 +44,6 @@ REMEDIES = {  # by what is slow, and engine
         "llamacpp": "fewer drafts: --spec-draft-n-max, or --spec-draft-p-min 0.5 to end unsure ones",
     },
 }
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Why the server is slower than it could be.
-
-    gain : speed without it over the speed now, with a 90 % credible interval
-    evidence, remedy : numbers that show it, and what to try
-    """
-
-    name: str
-    gain: Estimate
-    evidence: str
-    remedy: str
 
 
 @dataclass(frozen=True)

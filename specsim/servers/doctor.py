@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from specsim.acceptance.sources import Counters
@@ -21,95 +22,17 @@ from specsim.engines.signatures import find_signatures
 from specsim.io.arrays import Floats, Ints
 from specsim.io.errors import InputError
 from specsim.replaying.intervals import Estimate
-from specsim.replaying.result import Result
-from specsim.report.doctor import KIND
+from specsim.report.doctor import Cause, Checkup, Level, Server, Trap
 from specsim.servers.benchmark_files import read_benchmark
-from specsim.servers.causes import Cause, Rounds, find_causes
-from specsim.servers.document import BASELINE, REPEAT, SPECULATIVE, Arm, Bench, ServerFacts, read_bench
+from specsim.servers.causes import Rounds, find_causes
+from specsim.servers.document import BASELINE, REPEAT, SPECULATIVE, Arm, Bench, read_bench
 from specsim.servers.round_costs import DRAWS, Step, fit_round_costs
-from specsim.servers.traps import UNDECIDED, Trap, bench_traps, find_traps
+from specsim.servers.traps import UNDECIDED, bench_traps, find_traps
 from specsim.serving.draft_length import ScheduledK
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NORMAL = 1.96  # standard errors in half of a 95 % interval
 SCHEDULED = ("vllm", "sglang", "tensorrt-llm")  # engines with a K by batch
 BenchLike = Bench | str | PathLike[str]
-
-
-@dataclass(frozen=True)
-class Level:
-    """What was measured at a concurrency, and the draft length that would be best.
-
-    token_ms, tokens_per_s : now; baseline_ms : without speculation
-    speedup, null : of the server over its baseline, and of the baseline over its repeat
-    parts : seconds of a decoding step, in baseline decode steps: verification, drafting, fixed part
-    k, k_range : recommended draft length, 0 for none, with a 90 % credible interval
-    predicted : speedup at that length; predicted_ms, predicted_tokens_per_s : what it means
-    flags : of the engine
-    """
-
-    concurrency: int
-    token_ms: float
-    baseline_ms: float
-    tokens_per_s: float
-    speedup: Estimate
-    null: Estimate | None
-    tokens_per_round: float
-    parts: dict[str, float]
-    k: int
-    k_range: tuple[int, int]
-    predicted: Estimate
-    predicted_ms: float
-    predicted_tokens_per_s: float
-    flags: str
-
-
-@dataclass(frozen=True, repr=False)
-class Checkup(Result):
-    """The diagnosis of a server; `cost` is a cost file of its rounds.
-
-    acceptance : rate of every position, if all before it were accepted
-    causes : at most three, the first costs most; none on a healthy server
-    """
-
-    server: ServerFacts | None
-    traps: tuple[Trap, ...]
-    acceptance: tuple[float, ...]
-    levels: tuple[Level, ...]
-    causes: tuple[Cause, ...]
-    schedule: str
-    cost: dict[str, Any] | None
-    notes: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        invalid = [trap for trap in self.traps if trap.invalid]
-        if invalid:
-            return f"the benchmark is not valid: {invalid[0].name}: {invalid[0].evidence}"
-        if self.causes:
-            cause = self.causes[0]
-            return f"{cause.name}: {cause.evidence}; try {cause.remedy} ({float(cause.gain):.2f} times as fast)"
-        undecided = next((trap for trap in self.traps if trap.name in UNDECIDED), None)
-        if undecided is not None:
-            return f"not decidable: {undecided.evidence}; {undecided.remedy}"
-        if any(not level.k and level.speedup.high < 1 for level in self.levels):
-            return "no cause stands out, but speculation does not pay: turn it off"
-        slow = next((level for level in self.levels if level.speedup.high < 1), None)
-        if slow is not None:
-            return f"no cause stands out, but speculation is slower: speedup {slow.speedup}; try {slow.flags}"
-        return "no cause found: the server is healthy" if self.levels else "no cause found"
-
-    def to_frame(self) -> pd.DataFrame:
-        """A row for every concurrency."""
-        import pandas as pd  # slow to import
-
-        return pd.DataFrame(map(vars, self.levels))
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form, which `specsim report` shows."""
-        document = asdict(replace(self, traps=()))
-        return {"kind": KIND, **document, "traps": [trap._asdict() for trap in self.traps], "verdict": repr(self)}
 
 
 def doctor(
@@ -155,32 +78,33 @@ def doctor(
     read = [each if isinstance(each, Bench) else read_bench(each) for each in benches]
     if not read and benchmark is None:
         raise InputError("nothing to check; give a benchmark of specsim, or of your own")
-    traps = []
+    traps: list[Trap] = []
     if benchmark is not None:
         base = None if benchmark_baseline is None else read_benchmark(benchmark_baseline, BASELINE)
         traps = find_traps(read_benchmark(benchmark, SPECULATIVE), base)
     if not read:
-        return Checkup(None, tuple(traps), (), (), (), "", None, ())
+        return _checkup(None, traps)
     main = read[0]
+    server = Server(**vars(main.speculative))
     of_others = [trap for each in read[1:] for trap in bench_traps(each) if trap.invalid]
     for trap in (*bench_traps(main), *of_others):
         traps += [trap] * (trap.name not in {other.name for other in traps})
     notes = [note for each in read for note in (*each.notes, *[f"stopped early: {each.stopped}"] * bool(each.stopped))]
     if any(trap.invalid for trap in traps) and not _counting(read):
-        return Checkup(main.speculative, tuple(traps), (), (), (), "", None, tuple(notes))
+        return _checkup(server, traps, notes)
     traps += _faults(read, drafter)
     measured = max(len(arm.drafted or []) for each in read for arm in each.arms)
     k = main.speculative.draft_tokens or measured
     rates = _rates(read, 2 * max(k, measured), seed)
     acceptance = tuple(rates.mean(axis=0).tolist())
-    facts = replace(main.speculative, draft_tokens=k)
+    server = msgspec.structs.replace(server, draft_tokens=k)
     if main.baseline is None:
         notes.append("without a baseline no time can be explained; start the server without speculation for --baseline")
-        return Checkup(facts, tuple(traps), acceptance[:measured], (), (), "", None, tuple(notes))
+        return _checkup(server, traps, notes, acceptance[:measured])
     levels, causes = [], []
     clear = [clients for clients in main.concurrencies if main.speedup(clients) is not None]
     if not clear or any(arm.buffered for bench in read for arm in bench.arms):
-        return Checkup(facts, tuple(traps), acceptance[:measured], (), (), "", None, tuple(notes))
+        return _checkup(server, traps, notes, acceptance[:measured])
     draft_step_s = None if log is None else draft_step_seconds(log)
     steps = _steps(read)
     costs = fit_round_costs(steps, draft_step_s=draft_step_s, seed=seed)
@@ -191,7 +115,7 @@ def doctor(
         doubt = math.sqrt(
             speedup.high / speedup.low
         )  # a cause that costs less than the measurement leaves open is none
-        causes += [cause for cause in find_causes(rounds, k, facts.engine, drafter) if cause.gain > doubt]
+        causes += [cause for cause in find_causes(rounds, k, server.engine, drafter) if cause.gain > doubt]
     lengths = sorted({each.speculative.draft_tokens or measured for each in read})
     if len(lengths) == 1 and draft_step_s is None:
         other = 1 if k > 2 else 2 * k + 1
@@ -205,13 +129,43 @@ def doctor(
         notes.append(
             f"drafts beyond {measured} tokens were not measured: their acceptance is taken to be the last one's"
         )
-    source = f"specsim doctor, {facts.engine} {facts.version}, {facts.model}"
+    source = f"specsim doctor, {server.engine} {server.version}, {server.model}"
     ends = min(main.concurrencies), max(main.concurrencies)
     cost = costs.document(source, main.date, ends, (lengths[0], lengths[-1]))
-    schedule = _schedule(levels, facts.engine, drafter)
-    return Checkup(
-        facts, tuple(traps), acceptance[:measured], tuple(levels), _merged(causes), schedule, cost, tuple(notes)
-    )
+    schedule = _schedule(levels, server.engine, drafter)
+    return _checkup(server, traps, notes, acceptance[:measured], levels, _merged(causes), schedule, cost)
+
+
+def _checkup(
+    server: Server | None,
+    traps: Sequence[Trap],
+    notes: Sequence[str] = (),
+    acceptance: tuple[float, ...] = (),
+    levels: Sequence[Level] = (),
+    causes: tuple[Cause, ...] = (),
+    schedule: str = "",
+    cost: dict[str, Any] | None = None,
+) -> Checkup:
+    verdict = _verdict(traps, levels, causes)
+    return Checkup(server, tuple(traps), acceptance, tuple(levels), causes, schedule, cost, tuple(notes), verdict)
+
+
+def _verdict(traps: Sequence[Trap], levels: Sequence[Level], causes: Sequence[Cause]) -> str:
+    invalid = [trap for trap in traps if trap.invalid]
+    if invalid:
+        return f"the benchmark is not valid: {invalid[0].name}: {invalid[0].evidence}"
+    if causes:
+        cause = causes[0]
+        return f"{cause.name}: {cause.evidence}; try {cause.remedy} ({float(cause.gain):.2f} times as fast)"
+    undecided = next((trap for trap in traps if trap.name in UNDECIDED), None)
+    if undecided is not None:
+        return f"not decidable: {undecided.evidence}; {undecided.remedy}"
+    if any(not level.k and level.speedup.high < 1 for level in levels):
+        return "no cause stands out, but speculation does not pay: turn it off"
+    slow = next((level for level in levels if level.speedup.high < 1), None)
+    if slow is not None:
+        return f"no cause stands out, but speculation is slower: speedup {slow.speedup}; try {slow.flags}"
+    return "no cause found: the server is healthy" if levels else "no cause found"
 
 
 def _arm(bench: Bench, name: str, clients: int) -> Arm:

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
 
 import numpy as np
 
 from specsim.replaying.intervals import Estimate, noise_floor_percent
+from specsim.report.doctor import Trap
 from specsim.servers.document import BASELINE, OTHERS, SPECULATIVE, Arm, Bench, ServerFacts, compared
 
 FEWEST = 8  # requests from which on equal lengths or texts are no accident
 MOST_CACHED = 0.5  # share of prompt tokens from a cache that is more than a shared system prompt
 MOST_APART = 1.05  # ratio of two arms' output lengths, or of output tokens to streamed pieces
 MOST_CUT = 0.9  # share of outputs that the limit may cut
-
-
-class Trap(NamedTuple):
-    """A trap that was met.
-
-    name : short
-    evidence : the numbers that show it
-    remedy : what to change
-    invalid : whether the comparison means nothing; else it is a remark
-    """
-
-    name: str
-    evidence: str
-    remedy: str
-    invalid: bool = True
-
-
 UNDECIDED = "too few requests", "noisy machine"  # traps that leave the speedup open
 
 

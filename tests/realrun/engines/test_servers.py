@@ -27,9 +27,10 @@ from realrun.engines.vllm import ENVIRONMENT, VllmEngine
 from realrun.pairs.pair import LAB_DEEP, load_pair
 from realrun.pairs.prompts import lab_prompts
 from specsim.replaying.intervals import noise_floor_percent
+from specsim.report.doctor import Checkup
 from specsim.servers.bench import bench
 from specsim.servers.benchmark_files import read_benchmark
-from specsim.servers.doctor import Checkup, doctor
+from specsim.servers.doctor import doctor
 from specsim.servers.document import BASELINE, SPECULATIVE, Bench
 from specsim.servers.traps import find_traps
 

@@ -13,8 +13,9 @@ import pytest
 import specsim
 from specsim.io.json import plain_json
 from specsim.replaying.intervals import Estimate
+from specsim.report.doctor import Checkup
 from specsim.servers.benchmark_files import as_vllm_bench, read_benchmark
-from specsim.servers.doctor import Checkup, doctor, draft_step_seconds
+from specsim.servers.doctor import doctor, draft_step_seconds
 from specsim.servers.document import BASELINE, REPEAT, SPECULATIVE, Arm, Bench, Request, ServerFacts
 from specsim.servers.round_costs import Step, fit_round_costs
 from specsim.servers.traps import find_traps
