@@ -262,15 +262,16 @@ def serve(
     longest_text = int((asked.prompt_tokens + asked.output_tokens).max())
     limits: dict[str, Any] = {"slots": slots, "server": server, "kv_tokens": kv_tokens, "users": users}
     limits |= {"block_tokens": block_tokens, "step_tokens": step_tokens}
-    bounds: dict[str, Any] = {
-        "tpot_bound_s": None if tpot_ms is None else tpot_ms / 1e3,
-        "ttft_bound_s": None if ttft_ms is None else ttft_ms / 1e3,
-    }
+    tpot_bound_s, ttft_bound_s = (None if bound_ms is None else bound_ms / 1e3 for bound_ms in (tpot_ms, ttft_ms))
     from specsim.serving.continuous import run_server  # numba is slow to import
 
     priced = batch_cost(model, padding)
     off, on = (
-        summarise_run(run_server(drafts_of(part, each, seed=seed, served=True), priced, asked, **limits), **bounds)
+        summarise_run(
+            run_server(drafts_of(part, each, seed=seed, served=True), priced, asked, **limits),
+            tpot_bound_s=tpot_bound_s,
+            ttft_bound_s=ttft_bound_s,
+        )
         for each in (None, arm)
     )
     return ServerResult(
@@ -281,7 +282,8 @@ def serve(
         left_out=asked.left_out,
         pad=padding,
         **limits,
-        **bounds,
+        tpot_bound_s=tpot_bound_s,
+        ttft_bound_s=ttft_bound_s,
         baseline=off,
         speculation=on,
     )

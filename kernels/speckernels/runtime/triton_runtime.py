@@ -108,7 +108,7 @@ class Variant:
     kernel: Any
     signature: dict[str, str]
     constants: dict[str, Any]
-    options: dict[str, Any] = field(default_factory=dict)  # numbers of warps and stages
+    options: dict[str, int] = field(default_factory=dict)  # numbers of warps and stages
     shared_limit_bytes: int | None = None  # of a block on the target GPUs
 
     def compile(self, capability: int) -> Any:
