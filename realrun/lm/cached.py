@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from math import prod
-from mmap import mmap
+from mmap import ACCESS_COPY, mmap
 from typing import Any, Protocol
 
 import torch
@@ -153,7 +153,8 @@ def grown(buffer: torch.Tensor, rows: int, most: int = sys.maxsize) -> torch.Ten
         return buffer
     shape = (*buffer.shape[:-2], max(rows, min(most, max(2 * have, FIRST_ROOM))), buffer.shape[-1])
     if buffer.device.type == "cpu" and prod(shape):  # pages of zeros that take memory when a row is written
-        larger = torch.frombuffer(mmap(-1, prod(shape) * buffer.itemsize), dtype=buffer.dtype).view(shape)
+        pages = mmap(-1, prod(shape) * buffer.itemsize, access=ACCESS_COPY)  # of this process alone
+        larger = torch.frombuffer(pages, dtype=buffer.dtype).view(shape)
     else:
         larger = buffer.new_zeros(shape)
     larger[..., :have, :] = buffer

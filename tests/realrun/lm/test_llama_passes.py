@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 import realrun.lm.static.llama as stack
 from realrun.lm.batched_llama import BatchedLlama
-from realrun.lm.cached import CachedLM
+from realrun.lm.cached import CachedLM, grown
 from realrun.lm.choice import make_lm
 from realrun.lm.kernels import use_kernels
 from realrun.lm.llama import FusedLlama, _adjacent, supported
@@ -340,3 +341,14 @@ def test_weights_that_lie_side_by_side_are_joined_without_a_copy(gap: int) -> No
     turned = torch.randn(32)  # columns first, so that a row's numbers lie apart
     apart = [turned[:16].view(4, 4).T, turned[16:].view(4, 4).T]
     assert torch.equal(_adjacent(apart), torch.cat(apart))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_does_not_write_into_the_cache() -> None:
+    rows = grown(torch.zeros(2, 0, 4), 5)
+    child = os.fork()
+    if not child:
+        rows[...] = 1
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert rows.shape == (2, 256, 4) and not rows.any()
