@@ -148,7 +148,7 @@ class Outcome:
 
     @property
     def measured(self) -> Measurement:
-        """Return the measurement of an experiment that decoded."""
+        """Return what was measured; the experiment must have decoded its held-out prompts."""
         assert self.measurement is not None
         return self.measurement
 

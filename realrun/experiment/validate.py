@@ -152,7 +152,7 @@ def _with_rates(row: Row, measurement: Measurement, arm: int) -> Row:
 
 
 class Compared(NamedTuple):
-    """An arm's measurement beside its replay, with names as in a row."""
+    """What an arm measured, compared with its replay: these fields of a `JoinedRow`."""
 
     measured: Estimate
     wall_clock_speedup: Estimate

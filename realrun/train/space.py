@@ -98,7 +98,7 @@ def train_space(pair: Pair, settings: SpaceSettings, run: TextRun) -> TrainedOnT
 
 @dataclass(frozen=True)
 class SpaceMethod(Method):
-    """SAR-SFT, whose result depends on the type that figures are rounded to."""
+    """SPACE's fine-tuning (SAR-SFT); its plan names the type to which figures of held-out text are rounded."""
 
     settings: SpaceSettings
 

@@ -553,9 +553,8 @@ def test_an_end_of_text_ends_what_is_accepted() -> None:
 
 
 def test_real_runs_in_rejection_mode_draw_their_own_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("realrun.experiment.validate.POLICIES", {"fixed_k": POLICY_KINDS["fixed_k"]})
     prompts = tiny_prompts(6)
-    settings = ValidationSettings(RecordSettings(3, 16, CHOICE), trials=2)
+    settings = ValidationSettings(RecordSettings(3, 16, CHOICE), (POLICY_KINDS["fixed_k"],), trials=2)
     seeds: list[int] = []
 
     def noted(decoder: Decoder, *args: Any) -> Decoding:
