@@ -15,7 +15,6 @@ import json
 import re
 import statistics
 from collections.abc import Callable
-from typing import Any
 
 from docs.pages import HOME, ROOT
 from realrun.measure.interleaving import TURN_ROUNDS
@@ -31,10 +30,6 @@ PLACE = re.compile(r"<!-- value: (?P<name>[^\n]+?) -->(?P<said>.*?)<!-- -->")
 PUBLISHED = ROOT / "studies" / "published" / "report.md"
 RUNS = ROOT / "studies" / "measurement" / "recorded" / "runs.json"
 ENGINES = ROOT / "tests" / "specsim" / "engines"  # what engines were recorded to do
-
-
-def _recorded(path: str) -> Any:
-    return json.loads((ROOT / "studies" / path).read_text())
 
 
 def runs_of_one_commit() -> int:

@@ -187,7 +187,7 @@ def parts(trace: Trace, config: Config) -> tuple[Trace, Trace]:
 
 
 def with_replays(document: Document, trace: Trace, cost: CostModel, config: Config) -> Document:
-    """The validation with what its rows do in replay, the ratio of s_d to s_t, and what the drafter's file says of it.
+    """The validation with what its rows do in replay, and the ratio of s_d to s_t.
 
     train_speedup : of every row, on the tuning prompts, on which the best of several is chosen
     truncated_share : of its rounds on the held-out prompts, those that asked for nodes that were not recorded
@@ -200,7 +200,7 @@ def with_replays(document: Document, trace: Trace, cost: CostModel, config: Conf
         share = truncated_share(holdout.replay(policy, seed=config["seed"]))
         rows.append({**row, "train_speedup": train_speedup, "truncated_share": share})
     step_ratio = PricedTrace(trace, cost).table().step_ratio
-    return {**document, "rows": rows, "step_ratio": step_ratio, "facts": trace.meta.get("drafter_facts", {})}
+    return {**document, "rows": rows, "step_ratio": step_ratio}
 
 
 def truncated_share(replayed: Replay) -> float:
