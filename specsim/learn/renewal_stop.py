@@ -23,6 +23,7 @@ import numpy as np
 from specsim.cost.table import CostTable, autoregressive_seconds, context_share
 from specsim.io.arrays import Floats, Ints
 from specsim.io.compiled import njit
+from specsim.io.errors import InputError
 from specsim.learn.calibration import Calibration, Tokens
 from specsim.policy.base import Settings, build_policy
 from specsim.policy.chain.fixed_k import FixedK
@@ -195,6 +196,37 @@ def _backward(accept, following, margins_s, time_per_token_s, catch_up_s, policy
             thresholds[d, b] = threshold
         gain_s = before_s
     return gain_s
+
+
+def round_surplus_s(chain: SignalChain, cost: RoundCost, time_per_token_s: float, max_tokens: int) -> float:
+    """Expected value x tokens - seconds of a round under optimal stopping, at this value of a token."""
+    _, gain_s = optimal_thresholds(chain, cost, time_per_token_s, max_tokens)
+    asked_s = cost.policy_step_s if max_tokens > 1 else 0.0
+    fixed_s = cost.draft_s[1] + cost.verify_s[2] + cost.round_overhead_s + asked_s
+    return float(
+        chain.first @ ((time_per_token_s - cost.catch_up_s) * chain.accept + gain_s) + time_per_token_s - fixed_s
+    )
+
+
+def least_time_per_token_s(chain: SignalChain, cost: RoundCost, max_tokens: int) -> float:
+    """Value of a token, in seconds, at which the best round has no surplus: the smallest time per token.
+
+    A bracketing search, because Newton's (Dinkelbach's) steps would need the slope of the surplus. Raises
+    InputError for costs of 0.
+    """
+    from scipy.optimize import brentq  # slow to import, and a replay does not need it
+
+    high = float(cost.draft_s[1] + cost.catch_up_s + cost.verify_s[2] + cost.round_overhead_s + cost.policy_step_s)
+    if not high > 0:
+        raise InputError("the cost table has rounds of 0 seconds; give costs above 0")
+    return float(
+        brentq(
+            lambda time_per_token_s: round_surplus_s(chain, cost, time_per_token_s, max_tokens),
+            0.0,
+            2 * high,
+            xtol=1e-9 * high,
+        )
+    )
 
 
 BINS = 12  # of the signal

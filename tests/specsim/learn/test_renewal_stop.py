@@ -22,9 +22,11 @@ from specsim.learn.renewal_stop import (
     NEVER,
     RoundCost,
     SignalChain,
+    least_time_per_token_s,
     mean_cost,
     myopic_thresholds,
     optimal_thresholds,
+    round_surplus_s,
 )
 from specsim.policy.base import build_policy
 from specsim.policy.chain.fixed_k import FixedK
@@ -49,24 +51,6 @@ def of_round(cost: FlatCost, depth: int) -> RoundCost:
 def chain_of(first: list[float], accept: list[float], following: list[list[float]]) -> SignalChain:
     steps, accept_probs = np.array(following), np.array(accept)
     return SignalChain(np.array(first), accept_probs, steps, steps @ accept_probs)
-
-
-def round_surplus_s(chain: SignalChain, cost: RoundCost, time_per_token_s: float, max_tokens: int) -> float:
-    """Expected value x tokens - seconds of a round under optimal stopping, at this value of a token."""
-    _, gain_s = optimal_thresholds(chain, cost, time_per_token_s, max_tokens)
-    asked_s = cost.policy_step_s if max_tokens > 1 else 0.0
-    fixed_s = cost.draft_s[1] + cost.verify_s[2] + cost.round_overhead_s + asked_s
-    return float(
-        chain.first @ ((time_per_token_s - cost.catch_up_s) * chain.accept + gain_s) + time_per_token_s - fixed_s
-    )
-
-
-def least_time_per_token_s(chain: SignalChain, cost: RoundCost, max_tokens: int) -> float:
-    """Value of a token, in seconds, at which the best round has no surplus: the smallest time per token."""
-    high = float(cost.draft_s[1] + cost.catch_up_s + cost.verify_s[2] + cost.round_overhead_s + cost.policy_step_s)
-    return float(
-        brentq(lambda value_s: round_surplus_s(chain, cost, value_s, max_tokens), 0.0, 2 * high, xtol=1e-9 * high)
-    )
 
 
 STEADY = chain_of([0.4, 0.4, 0.2], [0.95, 0.7, 0.3], [[0.8, 0.15, 0.05], [0.3, 0.5, 0.2], [0.2, 0.3, 0.5]])
@@ -313,7 +297,9 @@ def test_mean_costs_weigh_contexts_by_positions() -> None:
     assert cost.autoregressive_s == pytest.approx(table.autoregressive_s[buckets].mean())
 
 
-def test_a_trace_of_shorter_drafts_is_refused() -> None:
+def test_costs_of_zero_are_refused() -> None:
+    free = of_round(FlatCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0), 3)
+    refusal(lambda: least_time_per_token_s(STEADY, free, 3), "rounds of 0 seconds")
     trace = small_trace()
     refusal(lambda: fit(RenewalStop, {}, trace, cost_table(trace, ConstantCost(1e-3, 1e-2))), "drafts up to 16 tokens")
 
