@@ -44,11 +44,15 @@ def tiny_model(
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=POSITIONS,
         bos_token_id=0,
         eos_token_id=0,
         pad_token_id=None,
-        **{"initializer_range": 0.15, "tie_word_embeddings": True, **special},
+        **{
+            "max_position_embeddings": POSITIONS,
+            "initializer_range": 0.15,
+            "tie_word_embeddings": True,
+            **special,
+        },
     )
     torch.manual_seed(seed)
     return kind[1](config).to(dtype).eval()

@@ -19,9 +19,11 @@ from realrun.decode.draft import Draft
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Round, RoundContext
 from realrun.decode.sampling import Sampler
+from realrun.drafters.independent import IndependentKind
 from realrun.lm.llama import FusedLlama
 from realrun.measure.probe import probe
 from realrun.measure.profile import LEAST_SWEEPS, profile, profile_slice
+from realrun.measure.record import RecordSettings, longest_prompt, record
 from realrun.measure.rounds import (
     MAX_TREE_TOKENS,
     PASSES,
@@ -36,6 +38,7 @@ from realrun.measure.rounds import (
 from realrun.measure.stream import Stream
 from realrun.measure.sweeps import Probe, Prober, Sweeps
 from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
 from specsim.cost.files import read_cost
 from specsim.cost.probe import Probe as MachineProbe
 from specsim.cost.probe import changes, with_probe
@@ -69,6 +72,19 @@ def test_the_simulator_reads_a_profile(document: dict[str, Any], tmp_path: Path)
     for tokens in range(1, DEPTH + 2):
         np.testing.assert_array_equal(cost.verify(tokens, CONTEXTS), document["mean_s"]["verify"][tokens - 1])
     refusal(lambda: cost.verify(DEPTH + 2, 30), "asked for")
+
+
+@pytest.mark.parametrize("shorter", ["drafter", "target"])
+def test_the_model_of_fewer_positions_bounds_what_is_measured(shorter: str) -> None:
+    long, short = (tiny_model(2, seed=1, max_position_embeddings=size) for size in (160, 64))
+    target, draft = (long, short) if shorter == "drafter" else (short, long)
+    pair = Pair(target, IndependentKind(draft), tiny_tokenizer(), "tiny/target", "tiny/draft", ())
+    message = "context 60 and depth 5 exceed the models' 64 positions"
+    refusal(lambda: profile(pair, contexts=[4, 60], depth=5, limit_s=0, sampler=Sampler(), tree_tokens=0), message)
+    settings = RecordSettings(max_draft_tokens=5, max_new_tokens=20)
+    refusal(lambda: record(pair, [Prompt("all", [1] * 40)], settings), "65 tokens", "64 positions")
+    assert record(pair, [Prompt("all", [1] * 39)], settings).output_tokens.tolist() == [20]
+    assert longest_prompt(pair, 20, 5) == 39
 
 
 def test_tables_have_their_shapes_and_positive_times(document: dict[str, Any]) -> None:
