@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,17 @@ def test_the_space_of_every_kind_of_setting() -> None:
     assert 40 < sum(p["length"] < 64 for p in points) < 160  # even in the logarithm
     assert [len(space.grid(n)) <= n for n in (1, 7, 100)] == [True] * 3
     assert len(space.grid(100)) >= 60 and space.grid(1) == [space.default]
+
+
+def test_countable_values_get_equal_parts_of_a_range_and_logarithms_its_ratios() -> None:
+    k, how, on, weight, length = search_space(Choosy, {}, {"depth": 12}).axes
+    shares = (np.arange(120) + 0.5) / 120
+    for axis in (k, how, on):
+        assert axis.values is not None
+        assert Counter(map(axis.at, shares)) == dict.fromkeys(axis.values, 120 // len(axis.values))
+    assert weight.at(0.5) == pytest.approx(2.5**0.5) and length.at(0.5) == 64  # geometric means of the ends
+    assert [axis.at(1.0) for axis in (k, how, on, length)] == [12, "long", True, 4096]
+    assert [weight.at(share) for share in (0.0, 1.0)] == pytest.approx([0.5, 5.0])
 
 
 @SEARCHES
