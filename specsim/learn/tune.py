@@ -264,7 +264,7 @@ def tune_with(
     policy: PolicyName,
     settings: SearchSettings,
     *,
-    tuning_share: float = 0.5,
+    tuning_share: float,
     progress: Counter | None = None,
 ) -> TuneResult:
     """`tune`, with a `SearchSettings` object."""

@@ -25,9 +25,9 @@ class Indexer:
 
     top_k : most cache entries that a query attends to
     heads, dim : number and width of the indexer's heads
+    key_bytes : bytes of a cached key
     query_rank : width of the latent vector that queries are projected from; 0: from the hidden state
     ratio : cached tokens per index key
-    key_bytes : bytes of a cached key
     weighted : whether a projection of the hidden state weights the scores of the heads
     own : whether this layer has an indexer of its own; else it reuses the selection of an earlier layer
 
@@ -37,9 +37,9 @@ class Indexer:
     top_k: int
     heads: int
     dim: int
+    key_bytes: float
     query_rank: int = 0
     ratio: int = 1
-    key_bytes: float = 132
     weighted: bool = True
     own: bool = True
 

@@ -586,6 +586,15 @@ def test_typical_acceptance_by_hand() -> None:
 
 
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_a_probability_at_the_threshold_is_not_typical(kernels: str) -> None:
+    """Section 3.3.1 accepts what exceeds it: of 4 equal tokens each has exactly a quarter."""
+    draft, context = Draft([1], [-1]), RoundContext(Sampler("gumbel", 1.0), 0, 0)
+    with use_kernels(kernels):
+        for epsilon, path in ((0.25, []), (0.2499, [0])):
+            assert TypicalAcceptance(epsilon, 100.0)(torch.zeros(2, 4), draft, context)[0] == path
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
 def test_typical_acceptance_of_a_greedy_choice_is_matching(kernels: str) -> None:
     with use_kernels(kernels):
         for logits, draft, _ in matched_trees(60, Sampler()):

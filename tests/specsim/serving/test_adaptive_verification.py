@@ -17,7 +17,7 @@ from specsim.serving.arrivals import requests_of_trace
 from specsim.serving.continuous import run_server
 from specsim.serving.draft_length import DraftRounds, Running
 from specsim.serving.drafts import drafts_of
-from specsim.serving.rules.adaptive_verification import AdaptiveVerification
+from specsim.serving.rules.adaptive_verification import AdaptiveVerification, looked_up
 from tests.support import vllm_adaptive as vllm
 from tests.support.acceptance_examples import difficulty
 from tests.support.checks import refusal
@@ -127,3 +127,10 @@ def test_a_confidence_head_is_taken_at_its_word(second: float, verified: list[in
     state = rule.update(state, running, DraftRounds(none + 1, none + 1, none, none + 1, none, none, True, said))
     assert (state.slope, state.statistics.sum()) == (0.5, 0.0)  # nothing is learned
     assert rule.verify(state, running, said, none + 1).tolist() == verified
+
+
+def test_times_between_and_beyond_profiled_sizes() -> None:
+    """Below, the next size's time, as of a captured graph; beyond, along the last slope, 0.125 s a token."""
+    sizes, seconds, asked = np.array([4.0, 8.0, 16.0]), np.array([0.5, 1.0, 2.0]), np.array([3, 4, 5, 12, 16, 24])
+    assert looked_up(sizes, seconds, asked).tolist() == [0.5, 0.5, 1.0, 2.0, 2.0, 3.0]
+    assert looked_up(sizes[:1], seconds[:1], asked).tolist() == [0.5] * 6

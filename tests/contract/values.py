@@ -1,0 +1,250 @@
+"""A contract of the library: what it computes on small inputs, recorded number for number.
+
+    python -m tests.contract.values            compare with values.json, print every difference
+    python -m tests.contract.values --write    record values.json anew
+
+Whoever changes a cost, a forecast or a decision on purpose records anew, and the difference shows in review which
+numbers moved. What is right is tested elsewhere; this says what has changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import specsim
+from speckernels.bench.cases import ordered_cases
+from speckernels.bench.cases.base import SEED
+from specsim.cost.batches import BatchTokens
+from specsim.cost.files import shipped_costs
+from specsim.cost.roofline.architecture import find_architecture, public_shapes
+from specsim.cost.roofline.cost import RooflineCost, find_drafter
+from specsim.cost.roofline.hardware import Derating, Hardware, find_hardware, known_hardware
+from specsim.cost.roofline.passes import Operation, Roofline
+from specsim.cost.roofline.shape import Architecture
+from specsim.learn.space import search_space
+from specsim.policy.registry import NAMED
+from specsim.policy.static_tree.search import best_trees
+from specsim.trace.trace import Trace
+from tests.contract.commands import column, differences
+from tests.support.commands import call, json_of
+from tests.support.joined_traces import joined_trace
+from tests.support.tree_traces import tree_trace
+
+GOLDEN = Path(__file__).with_name("values.json")
+INPUTS = Path(__file__).parents[1] / "specsim" / "engines"
+TOLERANCE = 1e-9  # relative
+LARGE = Hardware(
+    "large", memory_bytes_s=1e12, flops={"bfloat16": 1e15, "float32": 1e14, "float8": 2e15}, link_bytes_s=1e11
+)
+DRAFTERS = (
+    "eagle", "eagle3", "mtp", "edd", "vdm", "space", "medusa:3", "eesd:2", "self-sd:2", "block:2", "prompt-lookup",
+)  # fmt: skip
+TARGETS = ("llama-3.1-8b", "deepseek-v3", "gpt-oss-20b", "qwen3-next-80b-a3b", "gemma-4-26b-a4b")
+
+
+Value = Any  # JSON
+VALUES: dict[str, Callable[[], Value]] = {}
+
+
+def each(members: Iterable[str], name: str) -> Callable[[Callable[[str], Value]], Callable[[str], Value]]:
+    """Record a function's value of each member, as "name member"."""
+
+    def add(compute: Callable[[str], Value]) -> Callable[[str], Value]:
+        VALUES.update({f"{name} {member}": partial(compute, member) for member in members})
+        return compute
+
+    return add
+
+
+def totals(operations: Iterable[Operation]) -> list[float]:
+    """Bytes, link bytes, FLOPs and launches of operations."""
+    parts = [*operations]
+    names = ("bytes", "link_bytes", "flops", "launches")
+    return [float(sum(np.sum(getattr(part, name)) for part in parts)) for name in names]
+
+
+def passes(model: Architecture, **how: Any) -> Value:
+    """A model's sizes, and the work of decoding, of verifying long texts, and of a prefill beside it."""
+    roofline = Roofline(model, LARGE, derating=Derating(), **how)
+    mixed = BatchTokens.of(np.array([1, 4, 300]), np.array([700, 20_000, 0]))
+    return [
+        *(int(number) for number in (model.parameters, model.head_parameters, model.norms)),
+        *(float(roofline.kv_bytes(context)) for context in (100, 20_000)),
+        totals(roofline.operations(1, 128)),
+        totals(roofline.operations(8, 20_000, 3)),
+        totals(roofline.batch_operations(mixed._replace(prompts=300.0))),
+    ]
+
+
+@each(public_shapes(), "passes of")
+def _passes(name: str) -> Value:
+    return passes(find_architecture(name))
+
+
+@each(TARGETS, "formats of")
+def _formats(name: str) -> Value:
+    model, parts = find_architecture(name), {"attention": "float8", "experts": "mxfp4", "mlp": "q4_k_m", "head": "int8"}
+    return [
+        passes(model, weights="int4", cache="float8", tensor_parallel=2),
+        passes(model, weights=parts, activations="float8", states="bfloat16", vector=0.5),
+    ]
+
+
+@each([f"{drafter} of {target}" for target in TARGETS for drafter in DRAFTERS], "drafts by")
+def _drafts(names: str) -> Value:
+    drafter, target = names.split(" of ")
+    try:
+        found = find_drafter(drafter, find_architecture(target))
+    except specsim.InputError as error:
+        return str(error)
+    cost = RooflineCost(Roofline(find_architecture(target), LARGE), found, batch=2)
+    tokens = BatchTokens.alike([1, 3], [1, 5], [128, 5000])
+    return [
+        found.kind,
+        found.model and found.model.parameters,
+        *(np.asarray(cost.batch_draft(place, tokens)).tolist() for place in (1, 2, 4)),
+        np.asarray(cost.batch_verify(tokens)).tolist(),
+        float(cost.catch_up(1000)),
+        float(cost.missing_bytes(BatchTokens.alike(64, 1, 20_000))),
+    ]
+
+
+@each(known_hardware(), "steps on")
+def _device(name: str) -> Value:
+    device = find_hardware(name)
+    cost = RooflineCost(Roofline(find_architecture("llama-3.2-1b"), device, dtype=device.state_dtype),
+                        find_drafter("eagle3", find_architecture("llama-3.2-1b")))  # fmt: skip
+    return [device.memory_bytes, *(float(cost.verify(n, 1000)) for n in (1, 8, 600)), float(cost.draft_step(2, 1000))]
+
+
+@each(("vllm", "sglang", "tensorrt-llm", "llamacpp"), "overheads of")
+def _engine(name: str) -> Value:
+    target = "llama-3.1-8b"
+    words = ("cost", "show", "--gpu", "h100", "--target", target, "--tokens", "1,4,64", "--engine", name, "--json")
+    return [json_of(call("specsim", *words, "--drafter", drafter, "--batch", batch))["rows"]
+            for drafter in ("eagle3", "llama-3.2-1b", "prompt-lookup") for batch in ("1", "16")]  # fmt: skip
+
+
+@cache
+def text() -> Trace:
+    return tree_trace(7, sequences=12, tokens=60, overconfidence=1.3, hidden=0.4)
+
+
+SERVED = "specdecode-bench-llama3.1-8b-eagle-h100"
+
+
+@each(("vllm", "sglang", "llamacpp"), "requests served by")
+def _server(name: Any) -> Value:
+    how = {"server": name, "requests": 150, "seed": 1}
+    return [
+        specsim.serve(text(), SERVED, "fixed_k", k=3, arrivals="poisson:60", **how).as_dict(),
+        specsim.serve(text(), SERVED, "adaedl", arrivals="closed:12", slots=8, kv_tokens=900, **how).as_dict(),
+    ]
+
+
+@each(sorted({*specsim.rules()} - {"oracle"}), "requests served under")
+def _rule(name: str) -> Value:
+    load = specsim.serve(text(), SERVED, name, arrivals="poisson:80", slots=32, requests=150, tpot_ms=12.0, seed=2)
+    return load.as_dict()["speculation"]
+
+
+@each(("schedule", "lockstep"), "batches in a")
+def _batches(name: str) -> Value:
+    if name == "lockstep":
+        frame = specsim.serve_batches(text(), SERVED, "fixed_k", k=4, batches=(1, 4, 16)).to_frame()
+    else:
+        frame = specsim.serve_schedule(text(), SERVED, batches=(1, 8, 128), max_draft_tokens=5).to_frame()
+    return json.loads(frame.reset_index().to_json(orient="records", double_precision=15))
+
+
+@each(("ordered", "equal", "drawn", "ties"), "trees for rates")
+def _trees(name: str) -> Value:
+    """Rates [depth, rank]; among equal trees the search takes a shallow one."""
+    drawn = np.random.default_rng(3).random((4, 5))
+    rates = {
+        "ordered": np.array([[0.6, 0.2, 0.1], [0.5, 0.25, 0.1], [0.5, 0.3, 0.05]]),
+        "equal": np.full((4, 2), 0.5),
+        "drawn": drawn / drawn.sum(axis=1, keepdims=True) * 0.9,
+        "ties": np.array([[0.25, 0.5, 0.25], [0.5, 0.5, 0.0], [0.5, 0.25, 0.25]]),
+    }
+    best = best_trees(rates[name], 14)
+    return [best.expected_tokens.tolist(), [best.shape(nodes) for nodes in (2, 3, 4, 6, 9, 14)]]
+
+
+@each(NAMED, "space of")
+def _space(name: str) -> Value:
+    space = search_space(NAMED[name], {}, {"depth": 6, "nodes": 24, "width": 4})
+    return [specsim.make_policy(name).settings, space.size, space.default, space.grid(9), space.sobol(5, seed=3)]
+
+
+@each(sorted(path.name for folder in ("inputs", "fixtures") for path in (INPUTS / folder).iterdir()), "counts in")
+def _counts(name: str) -> Value:
+    (path,) = INPUTS.glob(f"*/{name}")
+    try:
+        found = specsim.import_records(None, path)
+    except specsim.InputError:
+        return "refused"
+    try:
+        lengths = specsim.advise(found, {"s_d": 0.0004, "s_t": 0.01}).as_dict()["lengths"]
+    except specsim.InputError:
+        lengths = "none"
+    counts = {key: value for key, value in found.as_dict().items() if key not in ("definition", "notes")}
+    source = vars(found.source) if found.source is not None else {}
+    arrays = {key: column(value) for key, value in source.items() if isinstance(value, np.ndarray)}
+    return [counts, arrays, lengths]
+
+
+@each(shipped_costs(), "shipped costs of")
+def _shipped(name: str) -> Value:
+    answers = [call("specsim", "cost", "show", name, *words, "--json") for words in ((), ("--batch", "48"))]
+    return [json.loads(answer.out)["rows"] if answer.out else "refused" for answer in answers]
+
+
+@each(("one_drafter", "switch_match", "first_that_drafts"), "several drafters by")
+def _joined(name: str) -> Value:
+    cost = specsim.JoinedCost(tuple(specsim.ConstantCost(s_d, 0.01) for s_d in (1e-6, 0.001, 0.002)))
+    rows = specsim.replay(joined_trace(), cost, name).to_frame()
+    return json.loads(rows.to_json(orient="split", index=False, double_precision=15))
+
+
+KERNEL_CASES = {str(case): (operation, case) for operation, case in ordered_cases(on_gpu=False)}
+
+
+@each(KERNEL_CASES, "work of")
+def _kernel(name: str) -> Value:
+    """Bytes and floating-point operations that a kernel's floor follows from."""
+    operation, case = KERNEL_CASES[name]
+    args = operation.inputs(case, torch.Generator().manual_seed(SEED))
+    return list(vars(operation.work(case, args, operation.reference(*args))).values())
+
+
+def recorded() -> dict[str, Value]:
+    values: dict[str, Value] = json.loads(GOLDEN.read_text())
+    return values
+
+
+def main() -> bool:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="record the values anew")
+    writing, before = parser.parse_args().write, {} if not GOLDEN.exists() else recorded()
+    now = {name: json.loads(json.dumps(compute())) for name, compute in VALUES.items()}
+    if writing:
+        lines = (f"{json.dumps(name)}:{json.dumps(value, separators=(',', ':'))}" for name, value in now.items())
+        GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        return False
+    lines = (f"{name}{line}" for name in now for line in differences(before.get(name), now[name], TOLERANCE))
+    different = [*lines]
+    print(*different, f"{len(now)} values compared, {len(different)} numbers differ", sep="\n")
+    return bool(different)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
