@@ -56,6 +56,7 @@ def test_every_step_of_an_order_must_hold() -> None:
     assert judge_order([leads, leads]) == "holds"
     assert judge_order([leads, tied]) == "not decidable"
     assert judge_order([tied, trails]) == "contradicted"
+    assert judge_order([leads, Estimate(0, 0, 0)]) == "not decidable"  # equal on every sequence
 
 
 @pytest.mark.parametrize("quantity", [*RATIOS, "oracle_regret"])

@@ -197,6 +197,23 @@ def test_a_line_wrapped_at_any_width(wrap: int, tmp_path: Path) -> None:
         assert not imported.skipped
 
 
+def test_the_models_of_sglangs_log_are_taken(tmp_path: Path) -> None:
+    log = tmp_path / "sglang.txt"
+    log.write_text(
+        "server_args=ServerArgs(model_path='org/target', speculative_algorithm='EAGLE3', speculative_num_steps=4, "
+        "speculative_draft_model_path='org/head')\n"
+        "[2026-05-31 18:31:21] Decode batch. #running-req: 8, #token: 372, accept len: 2.10, "
+        "gen throughput (token/s): 400.0, #queue-req: 0\n"
+        "[2026-05-31 18:31:22] Decode batch. #running-req: 4, #token: 372, accept len: 2.40, "
+        "gen throughput (token/s): 500.0, #queue-req: 0\n"
+    )
+    found = read_any([log])[1]
+    setup = found.setup
+    assert (setup.model, setup.drafter, setup.method, setup.draft_tokens) == ("org/target", "org/head", "EAGLE3", 4)
+    assert (setup.running, setup.tokens_per_s) == (6.0, 450.0)
+    assert found.averages["accept len"] == pytest.approx((8 * 2.1 + 4 * 2.4) / 12)  # by running requests
+
+
 def test_the_models_of_a_log_are_taken(tmp_path: Path) -> None:
     log = tmp_path / "vllm.txt"
     start = (
