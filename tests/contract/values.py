@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,14 @@ from specsim.cost.roofline.cost import RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import Derating, Hardware, find_hardware, known_hardware
 from specsim.cost.roofline.passes import Operation, Roofline
 from specsim.cost.roofline.shape import Architecture
+from specsim.engines.formats.records import ImportedRecords
+from specsim.engines.formats.registry import FORMATS
 from specsim.learn.space import search_space
 from specsim.policy.registry import NAMED
 from specsim.policy.static_tree.search import best_trees
 from specsim.trace.trace import Trace
 from tests.contract.commands import column, differences
+from tests.fuzz.readers import READERS
 from tests.support.commands import call, json_of
 from tests.support.joined_traces import joined_trace
 from tests.support.tree_traces import tree_trace
@@ -185,21 +189,24 @@ def _space(name: str) -> Value:
     return [specsim.make_policy(name).settings, space.size, space.default, space.grid(9), space.sobol(5, seed=3)]
 
 
-@each(sorted(path.name for folder in ("inputs", "fixtures") for path in (INPUTS / folder).iterdir()), "counts in")
-def _counts(name: str) -> Value:
-    (path,) = INPUTS.glob(f"*/{name}")
-    try:
-        found = specsim.import_records(None, path)
-    except specsim.InputError:
-        return "refused"
+def counts(found: ImportedRecords) -> Value:
+    """Counts of an import, and the draft lengths that follow from them."""
     try:
         lengths = specsim.advise(found, {"s_d": 0.0004, "s_t": 0.01}).as_dict()["lengths"]
     except specsim.InputError:
         lengths = "none"
-    counts = {key: value for key, value in found.as_dict().items() if key not in ("definition", "notes")}
+    told = {key: value for key, value in found.as_dict().items() if key not in ("definition", "notes")}  # sentences
     source = vars(found.source) if found.source is not None else {}
-    arrays = {key: column(value) for key, value in source.items() if isinstance(value, np.ndarray)}
-    return [counts, arrays, lengths]
+    return [told, {key: column(value) for key, value in source.items() if isinstance(value, np.ndarray)}, lengths]
+
+
+@each(sorted(path.name for folder in ("inputs", "fixtures") for path in (INPUTS / folder).iterdir()), "counts in")
+def _counts(name: str) -> Value:
+    (path,) = INPUTS.glob(f"*/{name}")
+    try:
+        return counts(specsim.import_records(None, path))
+    except specsim.InputError:
+        return "refused"
 
 
 @each(shipped_costs(), "shipped costs of")
@@ -224,6 +231,14 @@ def _kernel(name: str) -> Value:
     operation, case = KERNEL_CASES[name]
     args = operation.inputs(case, torch.Generator().manual_seed(SEED))
     return list(vars(operation.work(case, args, operation.reference(*args))).values())
+
+
+@each([name for name in READERS if name.split(",")[0] in FORMATS], "import of")
+def _import(name: str) -> Value:
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "file.json")
+        READERS[name].write(path)
+        return counts(specsim.import_records(name.split(",")[0], path))
 
 
 def recorded() -> dict[str, Value]:
