@@ -4,8 +4,8 @@
 
 Each mutant changes one place: an operator, a comparison, a sign, a constant, a clamp, an axis, two arguments, a
 statement that is dropped, or a number in a data file. The tests that ran the changed line run, as the coverage of all
-tests knows them, the narrowest first; where it knows none (compiled code, data), those that import the module, those of
-its mirrored folder, and the commands' recorded answers. Each mutant lives in a copy of the tree. A survivor is a hole
+tests knows them, the narrowest first; where it knows none (compiled code, data), the recorded values, those that import
+the module, those of its mirrored folder, and the commands' recorded answers. Each mutant lives in a copy of the tree. A survivor is a hole
 in the tests, or changes nothing.
 """
 
@@ -47,7 +47,8 @@ PACKAGES = (
 DATA = ("specsim/cost/roofline/*.json", "specsim/cost/shipped/*.json")
 SLOW = "triton.py"  # interpreted on CPUs, in minutes
 MOST_FILES = 16  # test files of a mutant
-MOST_TESTS = 120  # tests of a line
+MOST_TESTS = 120  # tests of a line, and all of the recorded values
+VALUES = "tests/contract/test_values.py"
 UNMUTATED = {"isinstance", "issubclass", "getattr", "hasattr", "setattr", "cast", "InputError", "print", "warn", "join"}
 SWAPS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "and": "or", "or": "and"}
 ARITHMETIC = {"+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "%": "*", "@": "*", "**": "*"}
@@ -221,11 +222,12 @@ class Coverage:
         """List the tests that ran a line of the mutant, the narrowest first."""
         by_line = self.data.contexts_by_lineno(mutant.file)
         tests = set().union(*(self.names(by_line.get(line, [])) for line in mutant.lines))
-        return sorted(tests, key=lambda test: (self.width[test], test))[:MOST_TESTS]
+        ordered = sorted(tests, key=lambda test: (self.width[test], test))
+        return [*ordered[:MOST_TESTS], *(test for test in ordered[MOST_TESTS:] if test.startswith(VALUES))]
 
 
 def tests_of(file: str) -> list[str]:
-    """List the test files of a file: those that import it, then its folder's, then the commands' recorded answers."""
+    """List the test files of a file: recorded values, those that import it, its folder's, recorded answers."""
     parts = Path(file.removeprefix("kernels/")).with_suffix("").parts
     package, name = ".".join(parts[:-1]), parts[-1]
     imported = "" if file.endswith(".json") else rf"(\.{name}\b| import [^\n]*\b{name}\b)"
@@ -240,7 +242,7 @@ def tests_of(file: str) -> list[str]:
     orders = (path for path in (*direct, *near) if (path in direct and path in near) or name in path.stem)
     chosen = list(dict.fromkeys([*orders, *direct, *near]))[:MOST_FILES]
     last = ["tests/contract/test_commands.py"] * (parts[0] != "speckernels")
-    return [*(str(path.relative_to(ROOT)) for path in chosen), *last]
+    return [VALUES, *(str(path.relative_to(ROOT)) for path in chosen), *last]
 
 
 def copy_tree(folder: Path) -> Path:
