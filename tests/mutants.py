@@ -5,8 +5,8 @@
 Each mutant changes one place: an operator, a comparison, a sign, a constant, a clamp, an axis, two arguments, a
 statement that is dropped, or a number in a data file. The tests that ran the changed line run, as the coverage of all
 tests knows them, the narrowest first; where it knows none (compiled code, data), the recorded values, those that import
-the module, those of its mirrored folder, and the commands' recorded answers. Each mutant lives in a copy of the tree. A survivor is a hole
-in the tests, or changes nothing.
+the module, those of its mirrored folder, and the commands' recorded answers. Each mutant lives in a copy of the tree.
+A survivor is a hole in the tests, or changes nothing.
 """
 
 from __future__ import annotations
