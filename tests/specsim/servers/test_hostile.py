@@ -230,9 +230,8 @@ def within(seconds: int) -> Iterator[None]:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def bench(tmp_path: Path) -> Callable[..., Result]:
     """Run the command within its time and memory, and without leftovers."""
-    monkeypatch.setattr(client, "PAGE_S", 1.0)
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "bench.json"
     prompts.write_text('{"prompt": [596, 534, 199]}\n')
 
@@ -253,10 +252,17 @@ def test_there_are_120() -> None:
 
 
 @pytest.mark.parametrize("case", CHUNKS | RESPONSES | PAGES)
-def test_a_server_is_refused_in_a_line(case: str, bench: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_server_is_refused_in_a_line(
+    case: str, bench: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, page, error = PAGES[case] if case in PAGES else (PATH, *(CHUNKS | RESPONSES)[case])
+    waits = (
+        not error or "Timeout" in error or "no prompt was answered" in error
+    )  # others may take long on a busy machine
+    if waits:
+        monkeypatch.setattr(client, "PAGE_S", 1.0)
     with serving("vllm", {path: page}) as server:
-        result = bench(server.url, "--prompts", tmp_path / "prompts.jsonl", "--minutes", 0.02)
+        result = bench(server.url, "--prompts", tmp_path / "prompts.jsonl", "--minutes", 0.02 if waits else 0.5)
         assert_refused(result, server.url if "minutes" not in result.err else "", error)
 
 
