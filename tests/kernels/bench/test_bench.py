@@ -444,6 +444,15 @@ def test_the_check_sees_unwritten_memory(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("fast")
+def test_a_path_has_the_root_the_nodes_that_move_and_nothing_else() -> None:
+    (operation,) = (each for each in OPERATIONS if each.name == "compact_kv")
+    for case in operation.small:
+        path = operation.inputs(case, torch.Generator().manual_seed(SEED))[2]
+        moved = case.shape["moved"]
+        assert (path[:, 0] == 0).all() and (path[:, moved + 1 :] == -1).all() and path.shape[1] == case.shape["nodes"]
+        assert ((path[:, 1 : moved + 1] > torch.arange(1, moved + 1)) & (path[:, 1 : moved + 1] < path.shape[1])).all()
+
+
 def test_in_place_operations_do_not_spoil_their_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     def double(x: torch.Tensor) -> Any:
         x *= 2

@@ -13,7 +13,7 @@ import torch
 from realrun.decode.sampling import Sampler
 from realrun.experiment.scripted import with_prefix
 from realrun.measure import cost_grid
-from realrun.measure.cost_grid import Axes, fitting, measure_grid, run_cost_grid
+from realrun.measure.cost_grid import Axes, MeasuredGrid, fitting, measure_grid, run_cost_grid
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.shapes import kv_bytes_per_token, random_model, shape_config
 from specsim.cost.grid import GridPairCost, grid_from_json, read_grid, read_grid_pair
@@ -33,6 +33,16 @@ def measure(name: str, **options: Any) -> dict[str, Any]:
     return run_cost_grid(
         name, **{"axes": AXES, "repeats": 3, "device": "cpu", "dtype": "float32", "smoke": True, **options}
     ).as_dict()
+
+
+def test_a_point_is_its_samples_quartiles_and_too_few_are_missing() -> None:
+    """Of 1, 2, 3, 4 and 100 s, quartiles are 2, 3 and 4; of 5 and 9 s they are 6, 7 and 8."""
+    grid = MeasuredGrid("m", AXES, {}, 3, 0, None, {})
+    grid.add(3, {(32, 2): [100.0, 1.0, 4.0, 2.0, 3.0], (32, 7): [5.0, 9.0], (64, 1): [1.0]})
+    assert [grid.tables[name][1, 1, 1] for name in ("p25_s", "median_s", "p75_s")] == [2.0, 3.0, 4.0]
+    assert [grid.tables[name][1, 1, 3] for name in ("p25_s", "median_s", "p75_s")] == [6.0, 7.0, 8.0]
+    assert grid.samples[1, 1].tolist() == [0, 5, 0, 2] and grid.samples.sum() == 7
+    assert grid.missing == [(3, 64, [1], "time: the minutes given were over")]
 
 
 @pytest.fixture(scope="module")
