@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,20 +22,40 @@ import numpy as np
 import torch
 
 import specsim
+from realrun.measure.curve import along_contexts, influences
 from speckernels.bench.cases import ordered_cases
 from speckernels.bench.cases.base import SEED
+from specsim.acceptance.sources import Rounds
 from specsim.cost.batches import BatchTokens
-from specsim.cost.files import shipped_costs
+from specsim.cost.files import read_cost, shipped_costs
+from specsim.cost.probe import Probe, changes, with_probe
 from specsim.cost.roofline.architecture import find_architecture, public_shapes
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import Derating, Hardware, find_hardware, known_hardware
 from specsim.cost.roofline.passes import Operation, Roofline
 from specsim.cost.roofline.shape import Architecture
+from specsim.engines.as_engine import as_engine
+from specsim.engines.conventions import CONVENTIONS
+from specsim.engines.definitions import QUANTITIES, Totals, engine_counts, find_definitions
 from specsim.engines.formats.records import ImportedRecords
 from specsim.engines.formats.registry import FORMATS
+from specsim.io.arrays import finite_or_null
 from specsim.learn.space import search_space
 from specsim.policy.registry import NAMED
 from specsim.policy.static_tree.search import best_trees
+from specsim.replaying.intervals import (
+    against_baseline,
+    log_ratio_error,
+    noise_floor_percent,
+    paired_difference,
+    ratio_difference,
+    ratio_interval,
+    ratio_of_ratios,
+    simultaneous,
+    student_quantile,
+    tails,
+)
+from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
 from tests.contract.commands import column, differences
 from tests.fuzz.readers import READERS
@@ -239,6 +260,85 @@ def _import(name: str) -> Value:
         path = Path(folder, "file.json")
         READERS[name].write(path)
         return counts(specsim.import_records(name.split(",")[0], path))
+
+
+@each(("cuts", "whole", "blocks", "padded", "trees", "rows"), "steps of a server with")
+def _steps(name: str) -> Value:
+    """Of prompts that are read in pieces or at once, caches in blocks, padded drafts and static trees."""
+    how: dict[str, Any] = {
+        "cuts": {"step_tokens": 48, "k": 3},
+        "whole": {"server": "sglang", "step_tokens": 90, "k": 3},
+        "blocks": {"block_tokens": 16, "kv_tokens": 400, "k": 4},
+        "padded": {"pad": "graphs", "policy": "adaedl"},
+        "trees": {"policy": "vct", "width": 2, "depth": 2},
+        "rows": {"policy": "max_confidence", "block_tokens": 8, "kv_tokens": 800, "server": "llamacpp"},
+    }
+    result = specsim.serve(text(), SERVED, arrivals="poisson:90", slots=16, requests=150, seed=3, **how[name])
+    return result.as_dict()["speculation"]
+
+
+@each(("3", "14", "60"), "intervals of so many sequences:")
+def _intervals(name: str) -> Value:
+    a, b, c, d = np.random.default_rng(int(name)).gamma(9.0, size=(4, int(name)))
+    board = simultaneous(a, [a, b, c])
+    compared = [paired_difference(a, b, c), ratio_difference(a, b, c, d), *(board.difference(0, n) for n in (1, 2))]
+    return [
+        *(estimate.as_dict() for estimate in (ratio_interval(a, b), ratio_of_ratios(a, b, c, d), *board.speedups)),
+        *(comparison.as_dict() for comparison in compared),
+        [*tails(int(name), 0.95), student_quantile(int(name), 0.975), log_ratio_error(a, b, c, d)],
+        [noise_floor_percent(ratio_interval(a, b)), against_baseline(ratio_interval(a, b), 2.0)],
+    ]
+
+
+@each(("whole", "sparse"), "curves of samples,")
+def _curves(name: str) -> Value:
+    rng, grid = np.random.default_rng(5), [4, 30, 70, 200]
+    at = (4, 30, 70, 200) if name == "whole" else (4, 45, 200)
+    sweeps = [[(c, 0.01 + 1e-5 * c + 1e-3 * rng.standard_t(2) ** 2) for c in at] for _ in range(6)]
+    points = [point for sweep in sweeps for point in sweep]
+    moved = influences(sweeps, grid)
+    fitted = [along_contexts(points, grid, q) for q in (None, 0.25, 0.75)]
+    return [finite_or_null(values) for values in (*fitted, moved.values, moved.moved, moved.relative_half_width)]
+
+
+def valid_file(name: str) -> Value:
+    """The JSON of a valid file of a reader."""
+    with TemporaryDirectory() as folder:
+        READERS[name].write(Path(folder, "file.json"))
+        return json.loads(Path(folder, "file.json").read_text())
+
+
+@each(("0.8", "1.02", "1.5"), "a machine slower by")
+def _probed(factor: str) -> Value:
+    before, now = valid_file("probe"), valid_file("probe")
+    for key, seconds in now["mean_s"].items():
+        now["mean_s"][key] = (float(factor) * np.array(seconds)).tolist()
+    now["mean_s"]["verify"][0][0] *= 1.1
+    probes = [Probe.from_json(document) for document in (before, now)]
+    moved = with_probe(read_cost(valid_file("cost profile")), probes[1])
+    steps = [float(moved.verify(2, 100)), float(moved.draft(1, 100)), moved.round_overhead()]
+    return [[change._asdict() for change in changes(*probes)], steps]
+
+
+@each(QUANTITIES, "what engines print as")
+def _printed(name: str) -> Value:
+    drafted, accepted = np.array([[3, 3, 2, 0, 3], [3, 1, 0, 0, 2]])
+    totals = replace(Totals.of(Rounds(drafted=drafted, accepted=accepted), 11.0), total_s=2.0, first_s=0.3)
+    return {f"{number.engine}: {number.printed}": number.value(totals) for number in find_definitions(name)}
+
+
+@each(CONVENTIONS, "counters of")
+def _counters(name: str) -> Value:
+    played = as_engine(text(), CONVENTIONS[name], max_output_tokens=40).trace
+    priced = PricedTrace(played, read_cost({"s_d": 1, "s_t": 9}))
+    return engine_counts(priced, specsim.make_policy("adaedl", {"max_draft_tokens": 5}), CONVENTIONS[name])._asdict()
+
+
+@each(("vllm_log.txt", "llamacpp_log_k3.txt", "drift_log.txt"), "diagnosis of")
+def _diagnosis(name: str) -> Value:
+    (path,) = INPUTS.glob(f"*/{name}")
+    found = specsim.diagnose(path, baseline_tokens_per_s=60.0, tokens_per_s=75.0, cost={"s_d": 0.001, "s_t": 0.015})
+    return json.loads(json.dumps(found.as_dict(), default=str))
 
 
 def recorded() -> dict[str, Value]:
