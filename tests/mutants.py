@@ -265,7 +265,7 @@ def run_tests(tree: Path, tests: list[str], limit_s: float, cache: Path | None =
         os.killpg(process.pid or 0, signal.SIGKILL)
         process.join()
         return "undecided", f"after {limit_s:.0f} s, slow or endless"
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", log.read_text(errors="replace"), re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", log.read_text(errors="replace"), re.MULTILINE)
     if process.exitcode in (0, 5):
         return "survived", ""
     return "killed", failed[1] if failed else f"no test ran to its end ({process.exitcode})"

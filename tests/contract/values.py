@@ -147,7 +147,8 @@ def _device(name: str) -> Value:
     device = find_hardware(name)
     cost = RooflineCost(Roofline(find_architecture("llama-3.2-1b"), device, dtype=device.state_dtype),
                         find_drafter("eagle3", find_architecture("llama-3.2-1b")))  # fmt: skip
-    return [device.memory_bytes, *(float(cost.verify(n, 1000)) for n in (1, 8, 600)), float(cost.draft_step(2, 1000))]
+    ceilings = [device.memory_bytes, device.memory_bytes_s, device.link_bytes_s, dict(device.flops)]
+    return [*ceilings, *(float(cost.verify(n, 1000)) for n in (1, 8, 600)), float(cost.draft_step(2, 1000))]
 
 
 @each(("vllm", "sglang", "tensorrt-llm", "llamacpp"), "overheads of")
