@@ -473,7 +473,7 @@ def test_what_belongs_on_a_trace_of_space() -> None:
 
 
 def test_longer_passes_that_are_much_faster_are_noted() -> None:
-    """Over both contexts, 2 tokens take 2.1 s and 3 take 1.5, or 29 % less; 1.9 s are 10 % less, as pairs of rows may."""
+    """Over both contexts, 2 tokens take 2.1 s and 3 take 1.5: 29 % less; 1.9 s are 10 % less, as pairs of rows may."""
     quiet = np.full((1, 2), 3.0), np.ones(2)
     (note,) = disturbances(*quiet, np.array([[1.0, 1.2], [2.0, 2.2], [1.5, 1.5]]))
     assert "verifying more tokens takes up to 29 % less" in note
