@@ -39,7 +39,7 @@ class Server(Document, frozen=True):
 
 
 class Trap(Document, frozen=True, omit_defaults=False):
-    """A trap that was met.
+    """A way to measure wrongly that this benchmark shows signs of.
 
     name : short
     evidence : the numbers that show it

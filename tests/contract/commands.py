@@ -933,17 +933,17 @@ def compared(command: Command, golden: Document, answer: Document, *, exact: boo
     return differences(golden, answer, 0.0 if exact else command.tolerance[0])
 
 
-def read_golden() -> dict[str, Document]:
-    documents: dict[str, Document] = json.loads(GOLDEN.read_text())
+def read_golden(path: Path = GOLDEN) -> dict[str, Document]:
+    documents: dict[str, Document] = json.loads(path.read_text())
     return documents
 
 
-def write_golden(documents: dict[str, Document]) -> None:
-    """A line per command."""
+def write_golden(documents: dict[str, Document], path: Path = GOLDEN) -> None:
+    """Write a line for each document."""
     lines = [
         f"{json.dumps(name)}:{json.dumps(document, separators=(',', ':'))}" for name, document in documents.items()
     ]
-    GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def main() -> int:

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from tests.contract.commands import differences
-from tests.contract.values import TOLERANCE, VALUES, Value, recorded
+from tests.contract.commands import differences, read_golden
+from tests.contract.values import GOLDEN, TOLERANCE, VALUES, Value
 
 
 @pytest.fixture(scope="session")
 def golden() -> dict[str, Value]:
-    return recorded()
+    return read_golden(GOLDEN)
 
 
 def test_the_contract_names_the_values(golden: dict[str, Value]) -> None:

@@ -1,10 +1,10 @@
 """A contract of the library: what it computes on small inputs, recorded number for number.
 
     python -m tests.contract.values            compare with values.json, print every difference
-    python -m tests.contract.values --write    record values.json anew
+    python -m tests.contract.values --write    replace values.json by what the present code computes
 
-Whoever changes a cost, a forecast or a decision on purpose records anew, and the difference shows in review which
-numbers moved. What is right is tested elsewhere; this says what has changed.
+After an intended change of a cost, a forecast or a decision, run it with --write: the difference in values.json shows
+the reviewer which numbers moved. This file finds changes; other tests check that the numbers are right.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from specsim.replaying.intervals import (
 )
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
-from tests.contract.commands import column, differences
+from tests.contract.commands import column, differences, read_golden, write_golden
 from tests.fuzz.readers import READERS
 from tests.support.commands import call, json_of
 from tests.support.joined_traces import joined_trace
@@ -90,7 +90,7 @@ def each(members: Iterable[str], name: str) -> Callable[[Callable[[str], Value]]
 
 
 def totals(operations: Iterable[Operation]) -> list[float]:
-    """Bytes, link bytes, FLOPs and launches of operations."""
+    """Sum bytes read and written, bytes sent over the link, FLOPs and kernel launches over operations."""
     parts = [*operations]
     names = ("bytes", "link_bytes", "flops", "launches")
     return [float(sum(np.sum(getattr(part, name)) for part in parts)) for name in names]
@@ -212,7 +212,7 @@ def _space(name: str) -> Value:
 
 
 def counts(found: ImportedRecords) -> Value:
-    """Counts of an import, and the draft lengths that follow from them."""
+    """What an engine's file counts, and the speedup of each draft length that `advise` computes from it."""
     try:
         lengths = specsim.advise(found, {"s_d": 0.0004, "s_t": 0.01}).as_dict()["lengths"]
     except specsim.InputError:
@@ -342,22 +342,16 @@ def _diagnosis(name: str) -> Value:
     return json.loads(json.dumps(found.as_dict(), default=str))
 
 
-def recorded() -> dict[str, Value]:
-    values: dict[str, Value] = json.loads(GOLDEN.read_text())
-    return values
-
-
 def main() -> bool:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="record the values anew")
-    writing, before = parser.parse_args().write, {} if not GOLDEN.exists() else recorded()
+    parser.add_argument("--write", action="store_true", help="replace the recorded values by those of the present code")
+    writing = parser.parse_args().write
     now = {name: json.loads(json.dumps(compute())) for name, compute in VALUES.items()}
     if writing:
-        lines = (f"{json.dumps(name)}:{json.dumps(value, separators=(',', ':'))}" for name, value in now.items())
-        GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        write_golden(now, GOLDEN)
         return False
-    lines = (f"{name}{line}" for name in now for line in differences(before.get(name), now[name], TOLERANCE))
-    different = [*lines]
+    before = read_golden(GOLDEN)
+    different = [f"{name}{line}" for name in now for line in differences(before.get(name), now[name], TOLERANCE)]
     print(*different, f"{len(now)} values compared, {len(different)} numbers differ", sep="\n")
     return bool(different)
 

@@ -116,10 +116,11 @@ def test_a_sliding_window_bounds_what_its_layers_read() -> None:
 
 
 def test_a_mixture_writes_its_routers_choice_and_its_experts_activations() -> None:
-    """Two layers of Mixtral, 4 tokens, 2 of 8 experts each, bfloat16: 64 choices, 8 rows of 14336 in and out."""
+    """Two layers of Mixtral, 4 tokens, 2 of 8 experts each, bfloat16: a router score for each of 8 experts,
+    and 8 rows of 14336 for each of gate, up and their product."""
     parts = by_name(Roofline(find_architecture("mixtral-8x7b").first(2), PLAIN, derating=IDEAL), 4, 100)
     assert parts["choice of experts"].bytes == 2 * (4 * 8) * 2
-    assert parts["experts activation"].bytes == 2 * 8 * (14336 + 14336 + 14336) * 2  # gate, up, and their product
+    assert parts["experts activation"].bytes == 2 * 8 * (14336 + 14336 + 14336) * 2
 
 
 @pytest.mark.parametrize(("routing", "read"), [("uniform", 128 * (1 - (15 / 16) ** 4)), ("balanced", 32.0)])

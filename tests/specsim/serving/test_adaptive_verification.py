@@ -130,7 +130,8 @@ def test_a_confidence_head_is_taken_at_its_word(second: float, verified: list[in
 
 
 def test_times_between_and_beyond_profiled_sizes() -> None:
-    """Below, the next size's time, as of a captured graph; beyond, along the last slope, 0.125 s a token."""
+    """Up to the largest profiled size, a pass takes the time of the next size, as CUDA graphs are padded; beyond it,
+    0.125 s more for each token."""
     sizes, seconds, asked = np.array([4.0, 8.0, 16.0]), np.array([0.5, 1.0, 2.0]), np.array([3, 4, 5, 12, 16, 24])
     assert looked_up(sizes, seconds, asked).tolist() == [0.5, 0.5, 1.0, 2.0, 2.0, 3.0]
     assert looked_up(sizes[:1], seconds[:1], asked).tolist() == [0.5] * 6
