@@ -4,8 +4,9 @@
 
 Each mutant changes one place: an operator, a comparison, a sign, a constant, a clamp, an axis, two arguments, a
 statement that is dropped, or a number in a data file. The tests that ran the changed line run, as the coverage of all
-tests knows them, the narrowest first; where it knows none (compiled code, data), the recorded values, those that import
-the module, those of its mirrored folder, and the commands' recorded answers. Each mutant lives in a copy of the tree.
+tests knows them: a few of the narrowest, the recorded values, and the others; where it knows none (compiled code,
+data), the recorded values, those that import the module, those of its mirrored folder, and the commands' recorded
+answers. Each mutant lives in a copy of the tree.
 A survivor is a hole in the tests, or changes nothing.
 """
 
@@ -47,6 +48,7 @@ PACKAGES = (
 DATA = ("specsim/cost/roofline/*.json", "specsim/cost/shipped/*.json")
 SLOW = "triton.py"  # interpreted on CPUs, in minutes
 MOST_FILES = 16  # test files of a mutant
+FIRST_TESTS = 12  # of a line, which are to be ahead of its recorded values
 MOST_TESTS = 120  # tests of a line, and all of the recorded values
 VALUES = "tests/contract/test_values.py"
 UNMUTATED = {"isinstance", "issubclass", "getattr", "hasattr", "setattr", "cast", "InputError", "print", "warn", "join"}
@@ -219,11 +221,13 @@ class Coverage:
         return {context.rpartition("|")[0] for context in contexts if "::" in context}
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """List the tests that ran a line of the mutant, the narrowest first."""
+        """List the tests that ran a line of the mutant: a few of the narrowest, recorded values, then the others."""
         by_line = self.data.contexts_by_lineno(mutant.file)
         tests = set().union(*(self.names(by_line.get(line, [])) for line in mutant.lines))
-        ordered = sorted(tests, key=lambda test: (self.width[test], test))
-        return [*ordered[:MOST_TESTS], *(test for test in ordered[MOST_TESTS:] if test.startswith(VALUES))]
+        narrowest = sorted(tests, key=lambda test: (self.width[test], test))
+        first, others = narrowest[:FIRST_TESTS], narrowest[FIRST_TESTS:]
+        others.sort(key=lambda test: not test.startswith(VALUES))
+        return [*first, *others][: MOST_TESTS + sum(test.startswith(VALUES) for test in others)]
 
 
 def tests_of(file: str) -> list[str]:

@@ -121,7 +121,7 @@ def generate(
     )
 
 
-def generate_alike(source: Source, *, prompt_tokens: int = 64, seed: int = 0) -> Trace:
+def generate_alike(source: Source, *, prompt_tokens: int = 64) -> Trace:
     """Generate a trace that accepts as these counts do, by position; of about as many rounds, up to `MOST_SEQUENCES`.
 
     source : a trace is returned as it is
@@ -132,7 +132,7 @@ def generate_alike(source: Source, *, prompt_tokens: int = 64, seed: int = 0) ->
     rounds = int(describe(source)["rounds"])
     tokens = rounds * (1 + float(np.cumprod(model.alpha).sum()))
     sequences = int(np.clip(tokens / ALIKE_TOKENS, LEAST_SEQUENCES, MOST_SEQUENCES))
-    return generate(model.alpha, sequences, ALIKE_TOKENS, len(model.alpha), seed, prompt_tokens=prompt_tokens)
+    return generate(model.alpha, sequences, ALIKE_TOKENS, len(model.alpha), prompt_tokens=prompt_tokens)
 
 
 def _as_model(acceptance: object) -> Any:

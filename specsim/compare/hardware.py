@@ -133,7 +133,6 @@ def compare_devices(
     settings: SearchSettings,
     *,
     tuning_share: float = 0.5,
-    share: float = SHARE,
     progress: Counter = no_progress,
 ) -> Comparison:
     """Tune policies under every cost model on the tuning part of the trace, and report the best on the held-out part.
@@ -150,9 +149,9 @@ def compare_devices(
     devices = []
     for number, cost in enumerate(costs):
         progress(number, len(costs))
-        devices.append(_on_device(cost, train, holdout, served, settings, share))
+        devices.append(_on_device(cost, train, holdout, served, settings, SHARE))
     progress(len(costs), len(costs))
-    return Comparison(trace, devices, len(tuning), len(rest), share)
+    return Comparison(trace, devices, len(tuning), len(rest), SHARE)
 
 
 def _on_device(

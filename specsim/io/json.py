@@ -137,15 +137,12 @@ def check_keys(keys: Mapping[str, Any], known: Iterable[str], name: str) -> None
             raise InputError(f"{name} has an unknown key {key!r}; known: {', '.join(sorted(known))}")
 
 
-def from_keys(keys: Any, kind: type[T], name: str, invalid: str, *, own: Iterable[str] = ()) -> T:
-    """Build a dataclass from a JSON object; InputError for unknown keys and values of another type.
-
-    own : fields that a document cannot set
-    """
+def from_keys(keys: Any, kind: type[T], name: str, invalid: str) -> T:
+    """Build a dataclass from a JSON object; InputError for unknown keys and values of another type."""
     import msgspec
 
     checked(keys, name, dict[str, Any], invalid=invalid)
-    check_keys(keys, {field.name for field in fields(kind)} - {*own}, name)  # type: ignore[arg-type]
+    check_keys(keys, {field.name for field in fields(kind)}, name)  # type: ignore[arg-type]
     try:
         return msgspec.convert(keys, kind)
     except msgspec.ValidationError as error:

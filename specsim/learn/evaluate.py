@@ -18,7 +18,6 @@ import numpy as np
 
 from specsim.io.arrays import Floats, Ints
 from specsim.io.errors import InputError
-from specsim.io.progress import Counter
 from specsim.learn.fit import fit
 from specsim.policy.base import Policy, Settings
 from specsim.replaying.checks import check_covered, check_replayable
@@ -32,7 +31,6 @@ Result = TypeVar("Result")
 TOGETHER = 32  # configurations of a task
 BLOCK_ROWS = 1 << 14  # positions of a block; what a policy reads of them fits a core's second-level cache
 TASK_ROWS = 1 << 18  # sequences times configurations of a task, which bounds its counts to 16 MB
-BATCH = 256  # configurations between two reports of progress
 MAX_TRUNCATED_SHARE = 0.02  # of a tree policy's rounds, where settings are chosen
 MAX_REPORTED_SHARE = 0.1  # on other sequences, where a choice at that limit exceeds it by chance
 TRUNCATED = "asks for more than the recorded trees hold"
@@ -206,7 +204,6 @@ def evaluate_many(
     train: PricedTrace | None = None,
     seed: int = 0,
     jobs: int | None = None,
-    progress: Counter | None = None,
 ) -> Evaluated:
     """Replay many configurations of a policy on a trace, in parallel threads.
 
@@ -216,13 +213,7 @@ def evaluate_many(
     Raises InputError if the costs do not cover the trace at all.
     """
     evaluator = Evaluator(kind, priced, train=train, seed=seed, jobs=jobs)
-    built: list[Policy | InputError] = []
-    seconds = np.full(len(settings_list), np.inf)
-    for start in range(0, len(settings_list), BATCH):
-        batch, seconds[start : start + BATCH] = evaluator.total_seconds(settings_list[start : start + BATCH])
-        built += batch
-        if progress:
-            progress(len(built), len(settings_list))
+    built, seconds = evaluator.total_seconds(settings_list)
     return Evaluated(
         policies=[p if isinstance(p, Policy) else None for p in built],
         reasons=[str(p) if isinstance(p, InputError) else None for p in built],

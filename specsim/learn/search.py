@@ -13,7 +13,7 @@ import numpy as np
 
 from specsim.io.errors import InputError
 from specsim.io.progress import Counter, no_progress
-from specsim.learn.evaluate import BATCH, MAX_TRUNCATED_SHARE, Evaluator, evaluate_many
+from specsim.learn.evaluate import MAX_TRUNCATED_SHARE, Evaluator, evaluate_many
 from specsim.learn.settings import DEFAULT_SEARCH, SearchSettings
 from specsim.learn.space import (
     Axis,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
+BATCH = 256  # points of a grid between two reports of progress
 SMALLER = "smaller"  # attribute of a trial whose trees were made smaller than proposed
 ASKED = 8  # points that Optuna proposes together, whatever the threads, so that the answer does not depend on them
 Propose = Callable[["Sequence[FrozenTrial]", int], list[Settings]]

@@ -260,7 +260,7 @@ def _replay(  # type: ignore[no-untyped-def]
                     path, known, begin = tree.path[node], np.int64(0), np.int64(0)
                     if recorded[node] >= 0:
                         begin = np.int64(first_child[t, recorded[node]])
-                        known = min(np.int64(width), np.int64(first_child[t, recorded[node] + 1]) - begin)
+                        known = np.int64(first_child[t, recorded[node] + 1]) - begin
                     unknown |= known < width
                     for rank in range(width):
                         p = np.float64(prob[t, begin + rank - 1]) if rank < known else UNKNOWN

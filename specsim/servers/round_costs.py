@@ -77,9 +77,7 @@ class RoundCosts:
         }
 
 
-def fit_round_costs(
-    steps: Sequence[Step], *, draft_step_s: float | None = None, draws: int = DRAWS, seed: int = 0
-) -> RoundCosts:
+def fit_round_costs(steps: Sequence[Step], *, draft_step_s: float | None = None, seed: int = 0) -> RoundCosts:
     """Fit the parts of a round, none below 0, to measured steps, some of them without drafts.
 
     Every draw fits the steps with noise of their errors, beside draws of the parts' scales (randomize-then-optimize).
@@ -107,8 +105,8 @@ def fit_round_costs(
     weights = 1 / (seconds * np.maximum(error, LEAST_ERROR))
     scales = base_s * np.array([1.0, *SCALES.values()])
     matrix = np.vstack([rows * weights[:, None], np.diag(1 / scales)[1:]])
-    parts = np.empty((draws, len(scales)))
-    for draw in range(draws):
+    parts = np.empty((DRAWS, len(scales)))
+    for draw in range(DRAWS):
         noisy = seconds * weights + rng.standard_normal(len(seconds))
         before = np.abs(rng.standard_normal(len(SCALES)))
         parts[draw] = nnls(matrix, np.concatenate([noisy, before]))[0]

@@ -70,7 +70,7 @@ class Requests:
         return len(self.sequence)
 
 
-def requests_of_trace(trace: Trace, count: int, *, rate: float | None = None, seed: int = 0) -> Requests:
+def requests_of_trace(trace: Trace, count: int, *, seed: int, rate: float | None = None) -> Requests:
     """Draw requests like the sequences of a trace, in a random order, each equally often.
 
     rate : requests per second of a Poisson process; None where users wait for their answers (a closed loop)

@@ -263,7 +263,7 @@ def _import(name: str) -> Value:
         return counts(specsim.import_records(name.split(",")[0], path))
 
 
-@each(("cuts", "whole", "blocks", "padded", "trees", "rows"), "steps of a server with")
+@each(("cuts", "whole", "blocks", "padded", "trees", "cut trees", "rows"), "steps of a server with")
 def _steps(name: str) -> Value:
     """Of prompts that are read in pieces or at once, caches in blocks, padded drafts and static trees."""
     how: dict[str, Any] = {
@@ -272,6 +272,7 @@ def _steps(name: str) -> Value:
         "blocks": {"block_tokens": 16, "kv_tokens": 400, "k": 4},
         "padded": {"pad": "graphs", "policy": "adaedl"},
         "trees": {"policy": "vct", "width": 2, "depth": 2},
+        "cut trees": {"policy": "vct", "width": 2, "depth": 2, "step_tokens": 40},
         "rows": {"policy": "max_confidence", "block_tokens": 8, "kv_tokens": 800, "server": "llamacpp"},
     }
     result = specsim.serve(text(), SERVED, arrivals="poisson:90", slots=16, requests=150, seed=3, **how[name])

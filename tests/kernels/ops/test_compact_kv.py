@@ -177,6 +177,18 @@ def test_nothing_to_do(backend: str) -> None:
     assert torch.equal(cache.bytes(), before)
 
 
+@pytest.mark.parametrize("backend", speckernels.BACKENDS)
+def test_a_single_number_per_slot_may_lie_at_any_stride(backend: str) -> None:
+    """As torch has it: no stride of a dimension of size 1 matters."""
+    storages = [torch.arange(20.0) for _ in range(2)]
+    key, value = (storage.as_strided((1, 1, 5, 1), (20, 20, 4, 3)) for storage in storages)
+    with speckernels.use_backend(backend):
+        compact_kv([key], [value], torch.tensor([[0, 2, 3]], dtype=torch.int32), torch.tensor([1], dtype=torch.int32))
+    wanted = torch.arange(20.0)
+    wanted[8], wanted[12] = 12.0, 16.0
+    assert all(torch.equal(storage, wanted) for storage in storages)
+
+
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
 def test_as_many_layers_as_there_may_be(backend: str) -> None:
     path = torch.tensor([[0, 2]], dtype=torch.int32)

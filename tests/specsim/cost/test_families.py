@@ -97,6 +97,16 @@ def test_a_family_has_as_many_parameters_as_its_class_or_is_refused_with_a_reaso
     assert 0 < one < four
 
 
+@pytest.mark.parametrize("offset", [0, 2])
+def test_jambas_experts_are_in_the_layers_that_its_config_names(offset: int) -> None:
+    """One of three layers, so that the other choice has other parameters."""
+    config = transformers.JambaConfig(num_hidden_layers=7, expert_layer_period=3, expert_layer_offset=offset)
+    with torch.device("meta"):
+        whole = transformers.AutoModelForCausalLM.from_config(config)
+    model = architecture_from_config(ModelConfig(json.loads(config.to_json_string(use_diff=False)), "jamba"))
+    assert model.parameters == pytest.approx(sum(weight.numel() for weight in whole.parameters()), rel=1e-3)
+
+
 CACHED = (
     "gemma4_text", "mimo_v2_flash", "laguna", "gpt_oss", "llama4_text", "falcon", "granite_swa", "qwen3_next",
     "qwen3_5_text", "olmo_hybrid", "falcon_h1", "jamba", "mamba", "mamba2", "falcon_mamba", "nemotron_h", "lfm2_moe",

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from specsim.acceptance.sources import Counters, read_counters
+from specsim.acceptance.sources import MOST_DRAFTED, Counters, Rounds, read_counters
 from specsim.engines.counted import counted
 from specsim.engines.formats.registry import read_any
 from specsim.engines.import_records import read_counts, read_length
@@ -92,6 +92,17 @@ def test_a_draft_cut_at_k_emits_the_printed_rates(name: str, tmp_path: Path) -> 
         call("specsim", "acceptance", "fit", out, "--model", "per_position", "--out", tmp_path / "m.json"),
         "drafts of several lengths",
     )
+
+
+@pytest.mark.parametrize(
+    ("drafted", "numbered", "plain"),
+    [([3, 0, 3], False, 1), ([3, 2], True, 0), ([3, 0], True, 1), ([3, 2], False, None)],
+)
+def test_steps_without_a_draft_are_known_where_some_are_listed_or_rounds_are_numbered(
+    drafted: list[int], numbered: bool, plain: int | None
+) -> None:
+    rounds = np.array(drafted)
+    assert counted(Rounds(rounds, 0 * rounds, t=rounds if numbered else None)).plain_steps == plain
 
 
 def test_positions_that_accept_nothing_stay() -> None:
@@ -263,6 +274,16 @@ def test_a_table_of_a_sweep(form: str, tmp_path: Path) -> None:
         "batch 1: K = 3 was measured the fastest, 1.80 times K = 0",
         "batch 16: K = 1 was measured the fastest, 1.10 times K = 0",
     )
+
+
+@pytest.mark.parametrize("k", [MOST_DRAFTED, MOST_DRAFTED + 1])
+def test_a_table_reaches_to_the_longest_draft(k: int, tmp_path: Path) -> None:
+    (tmp_path / "sweep.txt").write_text(f"K,tok/s,accept length\n0,50,\n{k},75,1.7\n")
+    if k > MOST_DRAFTED:
+        with pytest.raises(InputError, match=f"line 3: K is '{k}'"):
+            read_counts(tmp_path / "sweep.txt")
+    else:
+        assert len(counted(read_counts(tmp_path / "sweep.txt").source).rates) == k
 
 
 def test_an_acceptance_of_1_is_not_guessed(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ class Spy(AdaptiveVerification):
 
 def test_a_server_trims_drafts_once_it_knows_which_prompts_the_step_reads() -> None:
     trace = generate(difficulty(), sequences=12, output_tokens=30, depth=4, seed=4, prompt_tokens=90)
-    sent = requests_of_trace(trace, 24)
+    sent = requests_of_trace(trace, 24, seed=0)
     SEEN.clear()
     run = run_server(drafts_of(trace, Spy(COST, max_draft_tokens=3), served=True), COST, sent, slots=6, users=6,
                      step_tokens=60)  # fmt: skip

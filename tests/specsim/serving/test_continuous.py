@@ -113,7 +113,7 @@ def test_a_request_may_be_longer_or_shorter_than_the_text_it_drafts_as() -> None
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 30), st.sampled_from([FixedK(k=1), FixedK(k=3), None]))
 def test_more_slots_never_lower_tokens_per_second_in_a_closed_loop(slots: int, more: int, count: int, arm: Arm) -> None:
     trace = generate(IID(1.0), sequences=1, output_tokens=9, depth=3, prompt_tokens=1)
-    requests = requests_of_trace(trace, count)
+    requests = requests_of_trace(trace, count, seed=0)
 
     def seconds(places: int) -> float:
         return float(served(trace, arm, requests, slots=places, users=20).finished_s.max())
@@ -220,7 +220,7 @@ def test_rates_and_latencies_by_hand() -> None:
 
 def test_what_can_never_be_served_is_refused() -> None:
     trace = small_trace(1)
-    requests = requests_of_trace(trace, 3)
+    requests = requests_of_trace(trace, 3, seed=0)
     refusal(lambda: served(trace, None, requests, slots=0), "slots=0")
     refusal(lambda: served(trace, None, requests, slots=1, users=0), "users=0")
     refusal(lambda: served(trace, None, requests, slots=1, step_tokens=0), "step_tokens=0", "at least 1")
@@ -307,6 +307,6 @@ def test_drawn_arrivals_are_poisson() -> None:
     assert gaps_s.mean() == pytest.approx(1 / 8, rel=0.05) and gaps_s.std() == pytest.approx(1 / 8, rel=0.05)
     assert np.bincount(requests.sequence).tolist() == [2000] * 3
     assert set(requests.output_tokens.tolist()) == {4, 5, 6} and set(requests.prompt_tokens.tolist()) == {7}
-    assert requests_of_trace(TRACE, 5).arrival_s.tolist() == [0] * 5
-    refusal(lambda: requests_of_trace(TRACE, 5, rate=0.0), "positive rate")
-    refusal(lambda: requests_of_trace(TRACE, 0), "0 requests")
+    assert requests_of_trace(TRACE, 5, seed=0).arrival_s.tolist() == [0] * 5
+    refusal(lambda: requests_of_trace(TRACE, 5, rate=0.0, seed=0), "positive rate")
+    refusal(lambda: requests_of_trace(TRACE, 0, seed=0), "0 requests")
