@@ -223,11 +223,25 @@ class Coverage:
     def tests_of(self, mutant: Mutant) -> list[str]:
         """List the tests that ran a line of the mutant: a few of the narrowest, recorded values, then the others."""
         by_line = self.data.contexts_by_lineno(mutant.file)
-        tests = set().union(*(self.names(by_line.get(line, [])) for line in mutant.lines))
+        tests = set().union(*(self.names(by_line.get(line, [])) for line in mutant.lines)) | self.of_constant(mutant)
         narrowest = sorted(tests, key=lambda test: (self.width[test], test))
         first, others = narrowest[:FIRST_TESTS], narrowest[FIRST_TESTS:]
         others.sort(key=lambda test: not test.startswith(VALUES))
         return [*first, *others][: MOST_TESTS + sum(test.startswith(VALUES) for test in others)]
+
+    def of_constant(self, mutant: Mutant) -> set[str]:
+        """Find the tests that ran a line which names the constant of a module that the mutant changes."""
+        for node in ast.parse((ROOT / mutant.file).read_bytes()).body:
+            target = getattr(node, "target", None) or getattr(node, "targets", [None])[0]
+            if isinstance(target, ast.Name) and node.lineno <= mutant.lines[0] <= (node.end_lineno or 0):
+                return set().union(*(self._naming(target.id, file) for file in self.data.measured_files()))
+        return set()
+
+    def _naming(self, name: str, file: str) -> set[str]:
+        lines, found = (ROOT / file).read_text().splitlines(), re.compile(rf"\b{name}\b")
+        naming = [number for number, line in enumerate(lines, start=1) if found.search(line)]
+        by_line = self.data.contexts_by_lineno(file) if naming else {}
+        return set().union(*(self.names(by_line.get(line, [])) for line in naming))
 
 
 def tests_of(file: str) -> list[str]:

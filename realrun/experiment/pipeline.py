@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+import numpy as np
 import torch
 from msgspec.structs import replace
 
@@ -28,6 +29,7 @@ from realrun.lm.clock import clock_name
 from realrun.lm.variants import expansion_of
 from realrun.measure.record import RecordSettings, decodes_batches, has_recorded
 from realrun.measure.reuse import check_job, recorded_trace, recording_identity
+from realrun.measure.sweeps import probing_s
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest, spread
 from realrun.provenance import device_name
@@ -36,6 +38,7 @@ from specsim.cost.joined import JoinedCost
 from specsim.cost.model import CostModel
 from specsim.cost.probe import Probe
 from specsim.cost.profile import Profile
+from specsim.cost.table import context_range
 from specsim.io.arrays import Ints
 from specsim.io.errors import InputError
 from specsim.io.files import remove_folder, write_json
@@ -62,7 +65,7 @@ OTHER = f"{ANEW} or another --out"
 # take more.
 RECORD_STEPS, BATCHED_STEPS = 2.0, 0.9
 RECORD_SHARE = 0.21  # of the minutes, at most for recording
-# Time of decoding with all arms over that of their rounds alone: prompts are read, and probes of costs take turns too.
+# Time of decoding with all arms over that of their rounds alone, without probes: prompts are read, too.
 DECODE_FACTOR = 1.35
 TOGETHER = 8  # prompts decoded at once where nothing is timed
 END_S = 15.0  # for the probe and the report after decoding
@@ -97,6 +100,10 @@ class Contender:
     def cost(self, profiles: Sequence[Profile]) -> CostModel:
         """Make the costs of its rounds from a profile of each part."""
         return profiles[0].cost if len(profiles) == 1 else JoinedCost(tuple(profile.cost for profile in profiles))
+
+    def tree_tokens(self, cost: CostModel) -> int:
+        """Return the tokens of the largest tree whose costs are known, 0 if no trees are recorded."""
+        return cost.max_tree_tokens if self.record.tree_nodes else 0
 
     def runs(self, part: int, measurement: Measurement, arms: Sequence[int]) -> Iterator[Run]:
         """Yield the runs of these arms: of a contender with several parts only the rounds that this part drafted."""
@@ -221,7 +228,9 @@ class Experiment(ABC):
         everyone = [candidate for chosen in tuned.values() for candidate in chosen]
         least = len(everyone) if len(tuned) > 1 else 1
         texts = [self.prompts[number] for number in held]
-        fitting, decoded = plan.to_decode(everyone, texts, time.monotonic() - self.begun_s, least_policies=least)
+        spent_s = time.monotonic() - self.begun_s
+        probes_s = sum(self.probing_s(name, trains[name], costs[name].cost) for name in self.contenders)
+        fitting, decoded = plan.to_decode(everyone, texts, spent_s, probes_s, least_policies=least)
         for name, chosen in tuned.items():
             left_out = [candidate for candidate in chosen if not any(candidate is one for one in fitting)]
             self.skipped += [(name, candidate.variant, plan.reason) for candidate in left_out]
@@ -269,6 +278,15 @@ class Experiment(ABC):
             )
             for name, contender in self.contenders.items()
         }
+
+    def probing_s(self, name: str, train: Trace, cost: CostModel) -> float:
+        """Estimate by the forecast's costs how long a contender's probes take while its arms decode."""
+        contender, context = self.contenders[name], float(np.mean(context_range(train)))
+        costs = cost.parts if isinstance(cost, JoinedCost) else [cost]
+        return sum(
+            probing_s(pair, own, context, depth=train.depth, tree_tokens=contender.tree_tokens(own))
+            for pair, own in zip(contender.parts.values(), costs, strict=True)
+        )
 
     def tell(self, name: str, what: str, done: int, total: int) -> None:
         """Report the progress of a contender's step."""
@@ -367,7 +385,7 @@ class Experiment(ABC):
             cost = MeasuredCosts(
                 pair,
                 holdouts[name],
-                tree_tokens=costs[name].cost.max_tree_tokens if contender.record.tree_nodes else 0,
+                tree_tokens=contender.tree_tokens(costs[name].cost),
                 sampler=sampler,
                 seed=settings.seed,
                 texts=math.ceil((1 if settings.minutes else settings.repeats) * len(prompts) / len(parts)),
@@ -549,13 +567,22 @@ class Plan:
         return spread(prompts, self.kept["prompts"])
 
     def to_decode(
-        self, tuned: Sequence[Candidate], held_out: Sequence[Prompt], spent_s: float, *, least_policies: int = 1
+        self,
+        tuned: Sequence[Candidate],
+        held_out: Sequence[Prompt],
+        spent_s: float,
+        probes_s: float,
+        *,
+        least_policies: int = 1,
     ) -> tuple[list[Candidate], list[int]]:
-        """Choose the policies and held-out prompts to decode in the time that is left; prompts by number."""
+        """Choose the policies and held-out prompts to decode in the time that is left; prompts by number.
+
+        spent_s : until now; probes_s : of the probes that take turns with the arms, however many prompts there are
+        """
         if not self.settings.minutes or not self.settings.repeats:  # without repeats nothing is decoded
             return list(tuned), list(range(len(held_out)))
         if "policies" not in self.kept:
-            left_s = 60 * self.settings.minutes - spent_s - END_S
+            left_s = 60 * self.settings.minutes - spent_s - probes_s - END_S
             baseline_s = DECODE_FACTOR * self.prompt_s  # once; again only where time is left
             speedups = [candidate.train_speedup or 1.0 for candidate in tuned]
             best_first = by_kind([candidate.policy.name for candidate in tuned], speedups)

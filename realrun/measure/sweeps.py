@@ -43,6 +43,7 @@ from realrun.measure.stream import Key, Stream
 from realrun.pairs.pair import Pair
 from realrun.provenance import provenance
 from speckernels import backend_for
+from specsim.cost.model import CostModel
 from specsim.cost.profile import LEAST_CONTEXT, PROFILE_KIND, PROFILE_VERSION, Profile, ProfileSeconds, ProfileWidths
 from specsim.io.arrays import Floats, finite_or_null
 from specsim.io.errors import InputError
@@ -239,6 +240,25 @@ class ProbedText:
             self.probed.merge(self.samples.as_dict())
         else:
             prober.extend(self.output[before : self.position])
+
+
+def probing_s(pair: Pair, cost: CostModel, context: float, *, depth: int, tree_tokens: int) -> float:
+    """Estimate by costs how long `ProbedText` takes over all samples, if no arm runs what it probes.
+
+    depth, tree_tokens : as of `Prober`
+    """
+    seconds = [cost.verify(1, context)]
+    seconds += [cost.draft(k, context) + cost.verify(k + 1, context) for k in range(1, depth + 1)]
+    if pair.drafter.mask_groups:
+        for masks, drafted in masked_passes(depth):
+            draft_s = cost.draft(drafted, context) if drafted else 0.0
+            seconds.append(draft_s + cost.tree_verify(pass_tokens(masks, drafted), context))
+        seconds.append(len(seconds) * cost.tree_verify(pass_tokens(depth, 0), context))  # of the pass before each
+    for size in tree_sizes(tree_tokens if pair.trees else 0):
+        drafted = min(passes(size), depth)
+        draft_s = cost.draft(drafted, context) + drafted * cost.wider(size, context)
+        seconds.append(draft_s + cost.tree_verify(size, context))
+    return 2 * ENOUGH * float(sum(seconds))  # a probe runs twice
 
 
 def check_contexts(contexts: Sequence[int]) -> None:

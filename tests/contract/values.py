@@ -252,7 +252,7 @@ def _kernel(name: str) -> Value:
     """Bytes and floating-point operations that a kernel's floor follows from."""
     operation, case = KERNEL_CASES[name]
     args = operation.inputs(case, torch.Generator().manual_seed(SEED))
-    return list(vars(operation.work(case, args, operation.reference(*args))).values())
+    return [case.compiled, *vars(operation.work(case, args, operation.reference(*args))).values()]
 
 
 @each([name for name in READERS if name.split(",")[0] in FORMATS], "import of")

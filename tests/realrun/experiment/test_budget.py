@@ -60,7 +60,7 @@ def test_no_limit_leaves_nothing_out(tmp_path: Path) -> None:
     plan, prompts = Plan(tmp_path / "plan.json", replace(SETTINGS, minutes=0.0), not_measured), tiny_prompts(6)
     policies = [Candidate(make_policy("fixed_k", {"k": k}), "tuned", 1.0) for k in (1, 2)]
     assert plan.to_record(prompts, None) is prompts and not plan.path.exists()
-    assert plan.to_decode(policies, prompts, 1e9) == (policies, [*range(6)])
+    assert plan.to_decode(policies, prompts, 1e9, 0.0) == (policies, [*range(6)])
 
 
 def test_a_later_start_goes_on_with_the_plan_of_the_first(tmp_path: Path) -> None:
@@ -70,23 +70,23 @@ def test_a_later_start_goes_on_with_the_plan_of_the_first(tmp_path: Path) -> Non
     first = Plan(tmp_path / "plan.json", SETTINGS, lambda: 0.05)
     few = first.to_record(prompts, None)
     assert LEAST_PROMPTS <= len(few) < len(prompts) and {prompt.domain for prompt in few} == {"code", "prose", "tests"}
-    chosen, decoded = first.to_decode(policies, few[:5], 20.0)
+    chosen, decoded = first.to_decode(policies, few[:5], 20.0, 0.0)
     assert policies[-1] in chosen and decoded == sorted(set(decoded))
     again = Plan(tmp_path / "plan.json", SETTINGS, not_measured)
-    assert again.to_record(prompts, None) == few and again.to_decode(policies, few[:5], 0.0) == (chosen, decoded)
+    assert again.to_record(prompts, None) == few and again.to_decode(policies, few[:5], 0.0, 0.0) == (chosen, decoded)
     other = Plan(tmp_path / "other.json", SETTINGS, lambda: 0.001)
-    assert other.to_record(prompts, None) == prompts and other.to_decode(policies, prompts, 0.0)[0] == policies
+    assert other.to_record(prompts, None) == prompts and other.to_decode(policies, prompts, 0.0, 0.0)[0] == policies
 
 
 def test_what_is_only_forecast_has_no_time_to_fit(tmp_path: Path) -> None:
     plan = Plan(tmp_path / "plan.json", replace(SETTINGS, repeats=0), lambda: 0.05)
     policies = [Candidate(make_policy("fixed_k", {"k": 1}), "tuned", 1.0)]
-    assert plan.to_decode(policies, tiny_prompts(9), 0.0) == (policies, [*range(9)])
+    assert plan.to_decode(policies, tiny_prompts(9), 0.0, 0.0) == (policies, [*range(9)])
 
 
 @pytest.mark.parametrize("minutes", [0.01, 1.0, 100.0])
 def test_a_board_keeps_every_row(tmp_path: Path, minutes: float) -> None:
     policies = [Candidate(make_policy("fixed_k", {"k": k}), "tuned", 1.0) for k in range(1, 8)]
     plan = Plan(tmp_path / "plan.json", replace(SETTINGS, minutes=minutes), lambda: 0.05)
-    chosen, decoded = plan.to_decode(policies, tiny_prompts(9), 0.0, least_policies=len(policies))
+    chosen, decoded = plan.to_decode(policies, tiny_prompts(9), 0.0, 0.0, least_policies=len(policies))
     assert chosen == policies and LEAST_HELD_OUT <= len(decoded) <= 9

@@ -254,7 +254,7 @@ def test_a_measurement_gives_every_arm_both_decoders(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("floor_percent", "more_until_s", "repeats"), [(5.0, None, 3), (0.5, np.inf, 1), (5.0, np.inf, 3), (5.0, 0.0, 1)]
+    ("floor_percent", "more_until_s", "repeats"), [(5.0, None, 3), (1.0, np.inf, 1), (1.04, np.inf, 3), (5.0, 0.0, 1)]
 )
 def test_within_minutes_more_repeats_follow_where_noise_asks_and_time_allows(
     floor_percent: float, more_until_s: float | None, repeats: int, monkeypatch: pytest.MonkeyPatch

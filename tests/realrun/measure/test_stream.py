@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,12 +22,14 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
 from realrun.lm.llama import FusedLlama
 from realrun.measure.curve import FAR, along_contexts, centre, half_width, hat_functions, influences, spread
-from realrun.measure.profile import LEAST_SWEEPS
+from realrun.measure.profile import LEAST_SWEEPS, profile
 from realrun.measure.rounds import pass_tokens
 from realrun.measure.stream import Stream
-from realrun.measure.sweeps import Probe, ProbedText, Prober
+from realrun.measure.sweeps import Probe, ProbedText, Prober, probing_s
 from realrun.pairs.pair import Pair
+from specsim.cost.files import read_cost
 from specsim.policy.registry import make_policy
+from tests.support.clock import time_passes
 from tests.support.pairs.inside import pair_of
 from tests.support.pairs.medusa import medusa_pair
 from tests.support.pairs.space import space_pair
@@ -456,6 +459,27 @@ def test_probes_fill_what_is_missing_of_every_drafter(kind: str) -> None:
     assert 0 < owed == run_to_its_end(text)
     assert not lacking(prober, probed) and probed_text(prober, [met], probed).done
     assert not any(met.points.values())
+
+
+@pytest.mark.parametrize("kind", ["model", "medusa", "space", "eesd", "edd"])
+def test_the_time_of_all_probes_is_foretold(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that only passes move; those that read the text meanwhile are not foretold."""
+    time_passes(monkeypatch, lambda tokens, _: 1e-3 * (10 + tokens))
+    pair, trees = PAIRS[kind](), 0 if kind == "space" else 5
+    cost = read_cost(profile(pair, contexts=[8, 30], depth=4, limit_s=0, tree_tokens=trees))
+    prober = prober_of(pair, depth=4, tree_tokens=trees)
+    reading_s, text, begun_s = 0.0, probed_text(prober, [Stream()], Stream()), time.perf_counter()
+
+    def reading(tokens: Sequence[int], extend: Any = prober.extend) -> None:
+        nonlocal reading_s
+        before_s = time.perf_counter()
+        extend(tokens)
+        reading_s += time.perf_counter() - before_s
+
+    prober.extend = reading  # type: ignore[method-assign]
+    run_to_its_end(text)
+    foretold_s = probing_s(pair, cost, 20.0, depth=prober.depth, tree_tokens=trees)
+    assert foretold_s == pytest.approx(time.perf_counter() - begun_s - reading_s, rel=0.15)
 
 
 def test_probes_are_spread_over_the_texts_to_come() -> None:

@@ -320,7 +320,7 @@ WRONG = {  # what is changed in a claim file that holds, into what, and the word
     "file's key": ("version = 1", "version = 1\nclaims = 1", "claims"),
     "no TOML": ("version = 1", "version = = 1", "TOML"),
     "defaults' key": ("[defaults]", "[defaults]\ntraces = 1", "traces"),
-    "claim's key": ("settings = { k = 4 }", "setings = { k = 4 }", "setings"),
+    "claim's key": ("settings = { k = 4 }", "setings = { k = 4 }", "key 'setings' is unknown here"),
     "key's type": ("settings = { k = 4 }", 'settings = "k = 4"', "settings"),
     "number's type": ("expected = 2.33", 'expected = "2.33"', "expected"),
     "NaN": ("expected = 2.33", "expected = nan", "expected"),

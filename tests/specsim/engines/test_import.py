@@ -11,7 +11,8 @@ import pytest
 
 from specsim.acceptance.sources import Counters, Rounds, read_counters, read_rounds, read_source, verified_by_depth
 from specsim.engines.as_engine import counters_of
-from specsim.engines.formats.records import ImportedRecords, aiperf_records
+from specsim.engines.formats.reading import json_records
+from specsim.engines.formats.records import ImportedRecords, Skipped, aiperf_records
 from specsim.engines.formats.registry import read_format
 from specsim.engines.rates import Printed, counters, counts_of_rates, part_of
 from specsim.io.errors import InputError
@@ -83,6 +84,21 @@ def test_llamacpp_says_the_same_in_all_of_its_formats(tmp_path: Path) -> None:
     for imported in (read("llamacpp-responses", "llamacpp_responses_k3.jsonl"), by_format["rounds"]):
         assert imported.requests == 12 and imported.output_tokens == (96,) * 12
     assert read("llamacpp-responses", "llamacpp_responses_k3.jsonl").sums == (None, 1414, 659)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (['{"a": 1}', '{"b": 2}', "{broken", '{"c": 3}'], "line 3"),
+        (['{"a": 1}', "[2]"], "record 2 is not an object"),
+        (['data: {"id": "x"}', "", "data: {broken", 'data: {"id": "x"}'], "line 3"),
+        (['data: {"id": "x"}', "data: [1]"], "line 2: the stream's chunk is not an object"),
+    ],
+)
+def test_the_place_of_what_cannot_be_read_is_named(lines: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    with pytest.raises(InputError, match=message):
+        json_records([tmp_path / "log.jsonl"], Skipped(), invalid="export again")
 
 
 def test_a_line_of_debug_level_repeats_no_round(tmp_path: Path) -> None:
