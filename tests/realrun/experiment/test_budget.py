@@ -78,6 +78,14 @@ def test_a_later_start_goes_on_with_the_plan_of_the_first(tmp_path: Path) -> Non
     assert other.to_record(prompts, None) == prompts and other.to_decode(policies, prompts, 0.0, 0.0)[0] == policies
 
 
+def test_what_probes_take_is_no_time_to_decode(tmp_path: Path) -> None:
+    policies = [Candidate(make_policy("fixed_k", {"k": k}), "tuned", 1 + k / 10) for k in (1, 2, 3)]
+    shorter = Plan(tmp_path / "1.json", replace(SETTINGS, minutes=1.2), lambda: 0.05)
+    longer = Plan(tmp_path / "2.json", SETTINGS, lambda: 0.05)
+    chosen = longer.to_decode(policies, tiny_prompts(12), 10.0, 48.0)
+    assert chosen == shorter.to_decode(policies, tiny_prompts(12), 10.0, 0.0) and 1 < len(chosen[1]) < 12
+
+
 def test_what_is_only_forecast_has_no_time_to_fit(tmp_path: Path) -> None:
     plan = Plan(tmp_path / "plan.json", replace(SETTINGS, repeats=0), lambda: 0.05)
     policies = [Candidate(make_policy("fixed_k", {"k": 1}), "tuned", 1.0)]
