@@ -190,7 +190,8 @@ def all_mutants() -> Iterator[Mutant]:
             content = path.read_bytes()
             for found in re.finditer(rb"(?<=[\s\[])-?\d+(\.\d+)?([eE][-+]?\d+)?(?=\s*[,\]}\n])", content):
                 number = float(found[0]) * 1.05
-                new = repr(number if b"." in found[0] or b"e" in found[0].lower() else round(number) + (number < 10))
+                whole = b"." not in found[0] and b"e" not in found[0].lower()
+                new = repr(max(round(number), int(found[0]) + 1) if whole else number)
                 yield Mutant("data +5 %", str(path.relative_to(ROOT)), found.start(), found.end(), new.encode())
 
 

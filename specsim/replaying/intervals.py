@@ -219,8 +219,8 @@ def ratio_of_ratios(
     sequences = columns[0].size
     if sequences == 1:
         return Estimate.exact(value)
-    error = log_ratio_error(*columns)
-    factor = math.exp(min(student_quantile(sequences - 1, (1 + CONFIDENCE) / 2) * error, LARGEST_EXPONENT))
+    # At most exp(51), of two sequences of which each has two of the sums.
+    factor = math.exp(student_quantile(sequences - 1, (1 + CONFIDENCE) / 2) * log_ratio_error(*columns))
     return Estimate(value, value / factor, value * factor)
 
 

@@ -134,6 +134,13 @@ def test_a_cache_of_few_tokens_holds_what_the_librarys_own_holds(family: str) ->
     assert held == expected
 
 
+@pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads"])
+def test_no_width_and_no_heads_are_refused(key: str) -> None:
+    config = json.loads(transformers.LlamaConfig().to_json_string(use_diff=False)) | {key: 0}
+    with pytest.raises(InputError, match="hidden_size or the number of heads is 0"):
+        architecture_from_config(ModelConfig(config, "config.json"))
+
+
 def test_a_damaged_config_is_read_or_refused_in_a_line() -> None:
     rng = random.Random(1)
     values = [0, -1, 1, 3, 2**40, None, "x", [], [1], ["full_attention"], {}, {"a": 1}, 1.5, True, "FS", "M*E-"]

@@ -136,6 +136,7 @@ def test_onnxruntime_is_imported_by_proposed_drafts() -> None:
         ('{"draft_tokens_evaluated": 4}', "rounds"),
         (json.dumps(ONNXRUNTIME[0] | {"draft_tokens_accepted": 99}), "export again"),
         (json.dumps(ONNXRUNTIME[0] | {"rounds": 0}), "export again"),
+        (json.dumps(ONNXRUNTIME[0] | {"draft_tokens_proposed": 1}), "impossible counts: 1 drafted tokens"),
         ('{"m_batch_sizes": [1, 5], "num_assistant_tokens": 3}', "accepts 4 of 3 drafted"),
         ('{"m_batch_sizes": [1]}', "no request with rounds"),
         (f"MAIN MODEL\n  Num generated token: 9\n  Total iteration number: 10\n{NONE}", "9 output in 10 iterations"),
