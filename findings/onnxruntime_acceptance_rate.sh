@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 K = 7
 config = LlamaConfig(
-    vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
+    vocab_size=256, hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_attention_heads=2,
     num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.2, bos_token_id=1, eos_token_id=0,
 )
 words = {f"t{number}": number for number in range(256)}

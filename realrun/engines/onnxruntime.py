@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from realrun.drafters.independent import IndependentKind
-from realrun.engines.engine import Engine, EngineRun, Job, Setting, run_apart, save_models
+from realrun.engines.engine import Engine, EngineRun, Job, Setting, models_of, run_apart, save_models
 from realrun.pairs.pair import Pair
 from specsim.io.errors import InputError
 from specsim.lookup.ngram import NgramRule
@@ -25,6 +25,12 @@ class OnnxruntimeEngine(Engine):
     lookup_rule = NgramRule(2, 2, "last", "stop")
 
     def convert(self, pair: Pair, folder: Path) -> None:
+        for name, model in models_of(pair):
+            if getattr(model.config, "intermediate_size", None) == model.config.vocab_size:
+                raise InputError(
+                    f"onnxruntime-genai's model builder takes the MLPs of the {name} model, which are as wide as its "
+                    f"vocabulary ({model.config.vocab_size}), for its head; choose another model or engine"
+                )
         save_models(pair, folder)
         names = ["target", *(["draft"] if isinstance(pair.drafter, IndependentKind) else [])]
         run_apart(PROCESS, {"folder": str(folder), "convert": names}, folder, python=self.python)

@@ -22,6 +22,7 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.io.errors import InputError
 from specsim.trace.trace import Trace
+from tests.support.tiny import VOCAB, tiny_pair
 
 MODULES = {
     "llamacpp": llamacpp,
@@ -118,6 +119,17 @@ def test_a_round_that_drafts_a_token_more_is_found(
 def test_counters_that_do_not_grow_by_rounds_are_refused(counters: list[tuple[int, int, int]]) -> None:
     with pytest.raises(InputError, match="tokens more at a token"):
         onnxruntime.rounds_of(counters)
+
+
+def test_a_model_that_onnxruntimes_builder_would_mistake_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `findings/onnxruntime_builder_head.sh` shows."""
+    pair = tiny_pair()
+    monkeypatch.setattr(pair.drafter.model.config, "intermediate_size", VOCAB)
+    with pytest.raises(InputError, match="MLPs of the draft model, which are as wide as its vocabulary"):
+        onnxruntime.OnnxruntimeEngine().convert(pair, tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 def test_an_engine_that_its_interpreter_lacks_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:

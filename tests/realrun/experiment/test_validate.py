@@ -104,12 +104,15 @@ def test_the_result_has_the_promised_shape(job: Job) -> None:
             assert row[key]["low"] <= row[key]["estimate"] <= row[key]["high"] and row[key]["estimate"] > 0
         ratio = row["predicted"]["estimate"] / row["measured"]["estimate"]
         assert row["error_percent"] == pytest.approx((ratio - 1) * 100)
+        steps = row["ladder"]
+        assert [steps["profile"], steps["measured"]] == [row[key]["estimate"] for key in ("predicted", "measured")]
     errors = [abs(row["error_percent"]) for row in rows]
     assert document["median_abs_error_percent"] == pytest.approx(np.median(errors))
     assert document["p90_abs_error_percent"] == pytest.approx(np.quantile(errors, 0.9))
     assert document["choice"]["regret"]["estimate"] >= 0
     histogram = document["accepted_histogram"]
     assert histogram["predicted"] == histogram["measured"]
+    assert len(histogram["measured"]) == SETTINGS.record.max_draft_tokens + 1
     assert sum(d["output_tokens"] for d in document["domains"].values()) == document["output_tokens"]
     json.dumps(document, allow_nan=False)
 

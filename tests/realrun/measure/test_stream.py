@@ -461,6 +461,15 @@ def test_probes_fill_what_is_missing_of_every_drafter(kind: str) -> None:
     assert not any(met.points.values())
 
 
+def test_the_quartiles_of_a_profile_are_those_of_its_samples() -> None:
+    """Of 1 to 401 seconds at every context."""
+    stream = known(Stream())
+    stream.points["autoregressive",] = [(context, float(s)) for context in CONTEXTS for s in range(1, 402)]
+    tables = stream.tables(CONTEXTS, DEPTH, SIZES, masks=False)
+    for name, wanted in (("p25_s", 101), ("median_s", 201), ("p75_s", 301)):
+        np.testing.assert_allclose(tables[name]["autoregressive"], wanted, rtol=0.01)
+
+
 @pytest.mark.parametrize("kind", ["model", "medusa", "space", "eesd", "edd"])
 def test_the_time_of_all_probes_is_foretold(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that only passes move; those that read the text meanwhile are not foretold."""
