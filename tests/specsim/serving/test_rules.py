@@ -466,6 +466,8 @@ def test_a_switch_that_does_not_pay_its_catching_up_is_not_made() -> None:
     for behind, drafted in ((0, 1), (40, 0)):
         here = running([100], match=np.array([1]), behind=np.array([behind]))
         assert rule.choose(rule.initial_state(), here).sum() == drafted
+        budget = Budget(cost, as_it_is(), max_draft_tokens=3)  # 0.6 tokens of 10 ms for 4 ms, and 5 ms for 40 tokens
+        assert budget.pays(budget.initial_state(), here) == bool(drafted)
 
 
 @pytest.mark.parametrize(("pad", "verified"), [("none", 7), ("longest", 9), ("graphs", 8)])
