@@ -66,7 +66,7 @@ OTHER = f"{ANEW} or another --out"
 RECORD_STEPS, BATCHED_STEPS = 2.0, 0.9
 RECORD_SHARE = 0.21  # of the minutes, at most for recording
 # Time of decoding with all arms over that of their rounds alone, without probes: prompts are read, too.
-DECODE_FACTOR = 1.35
+DECODE_FACTOR = 1.2
 TOGETHER = 8  # prompts decoded at once where nothing is timed
 END_S = 15.0  # for the probe and the report after decoding
 LEAST_PROMPTS, LEAST_HELD_OUT, ENOUGH_HELD_OUT = 8, 4, 12
