@@ -184,6 +184,9 @@ def test_rounds_are_compared_with_a_real_run(
     )
     assert checked.passed == (not changes)
     assert checked.judged.estimate == pytest.approx(100 * (1 - changes / len(rounds)))
+    write_table(pa.table(columns).drop_columns(["t"]), path)  # whose rounds could be anywhere in their text
+    with pytest.raises(InputError, match="does not say where its rounds begin"):
+        check_claim(f'settings = {{ k = 3 }}\nquantity = "rounds_identical_percent"\nrounds = "{path}"\nat_least = 100')
 
 
 @pytest.mark.parametrize(

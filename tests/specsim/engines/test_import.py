@@ -463,6 +463,7 @@ def test_rates_that_fit_no_counts() -> None:
     assert counts_of_rates([Printed.of("0.250"), Printed.of("0.500")], 100, 75) is None
     assert counts_of_rates([Printed.of("0.505")], 10, 5) is None
     assert part_of(Printed.of("3.00"), half, 200, 75) is None
+    assert part_of(Printed.of("1.00"), [Printed.of("0.000")] * 2, 0, 0) is None  # nothing drafted, hence no round
 
 
 def test_two_positions_of_drafts_of_any_length_are_exact() -> None:
