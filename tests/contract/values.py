@@ -249,10 +249,13 @@ KERNEL_CASES = {str(case): (operation, case) for operation, case in ordered_case
 
 @each(KERNEL_CASES, "work of")
 def _kernel(name: str) -> Value:
-    """Bytes and floating-point operations that a kernel's floor follows from."""
+    """What a kernel's floor follows from: bytes and floating-point operations, and the integers of its results."""
     operation, case = KERNEL_CASES[name]
     args = operation.inputs(case, torch.Generator().manual_seed(SEED))
-    return [case.compiled, *vars(operation.work(case, args, operation.reference(*args))).values()]
+    found = operation.reference(*args)
+    results = [found] if isinstance(found, torch.Tensor) else [part for part in found if isinstance(part, torch.Tensor)]
+    integers = [int(part.sum()) for part in results if not part.is_floating_point()]
+    return [case.compiled, *vars(operation.work(case, args, found)).values(), integers]
 
 
 @each([name for name in READERS if name.split(",")[0] in FORMATS], "import of")

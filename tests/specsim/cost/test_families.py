@@ -10,6 +10,7 @@ import pytest
 
 from specsim.cost.roofline.architecture import public_shapes
 from specsim.cost.roofline.config import ModelConfig
+from specsim.cost.roofline.drafters import drafter_config
 from specsim.cost.roofline.families import architecture_from_config, families
 from specsim.cost.roofline.hardware import Hardware
 from specsim.cost.roofline.passes import Roofline
@@ -132,6 +133,28 @@ def test_a_cache_of_few_tokens_holds_what_the_librarys_own_holds(family: str) ->
         elif isinstance(block, LinearAttention):
             expected += count * (block.state_size + block.kernel * block.convolved_width)
     assert held == expected
+
+
+def test_kimi_linears_recurrent_layers_have_heads_of_their_own() -> None:
+    """As its config.json names them, which transformers has no class for: 3 heads of 16, whatever attention has."""
+    config = {
+        "model_type": "kimi_linear", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "head_dim": 24, "num_key_value_heads": 4, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+        "intermediate_size": 96, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_token": 2,
+        "num_shared_experts": 1, "first_k_dense_replace": 1, "vocab_size": 256, "tie_word_embeddings": False,
+        "linear_attn_config": {"full_attn_layers": [4], "num_heads": 3, "head_dim": 16, "short_conv_kernel_size": 5},
+    }  # fmt: skip
+    layers = architecture_from_config(ModelConfig(config, "config.json")).layers
+    found = [[block for block in layer if isinstance(block, LinearAttention)] for layer in layers]
+    recurrent = [block for blocks in found for block in blocks]
+    assert [len(blocks) for blocks in found] == [1, 1, 1, 0]
+    assert {(b.heads, b.state_size, b.convolved_width, b.kernel) for b in recurrent} == {(3, 3 * 16 * 16, 3 * 48, 5)}
+
+
+@pytest.mark.parametrize("key", ["medusa_num_heads", "num_heads"])
+def test_medusas_heads_have_two_names(key: str) -> None:
+    found = drafter_config(ModelConfig({"architectures": ["MedusaModel"], key: 5}))
+    assert found is not None and (found.method, found.heads) == ("medusa", 5)
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads"])
