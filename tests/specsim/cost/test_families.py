@@ -139,9 +139,10 @@ def test_kimi_linears_recurrent_layers_have_heads_of_their_own() -> None:
     """As its config.json names them, which transformers has no class for: 3 heads of 16, whatever attention has."""
     config = {
         "model_type": "kimi_linear", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "head_dim": 24, "num_key_value_heads": 4, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
-        "intermediate_size": 96, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_token": 2,
-        "num_shared_experts": 1, "first_k_dense_replace": 1, "vocab_size": 256, "tie_word_embeddings": False,
+        "num_key_value_heads": 4, "head_dim": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+        "v_head_dim": 16, "intermediate_size": 96, "moe_intermediate_size": 32, "num_experts": 8,
+        "num_experts_per_token": 2, "num_shared_experts": 1, "first_k_dense_replace": 1, "vocab_size": 256,
+        "tie_word_embeddings": False,
         "linear_attn_config": {"full_attn_layers": [4], "num_heads": 3, "head_dim": 16, "short_conv_kernel_size": 5},
     }  # fmt: skip
     layers = architecture_from_config(ModelConfig(config, "config.json")).layers
