@@ -328,6 +328,23 @@ def test_nodes_that_are_accepted_because_they_are_the_text_give_the_lossless_rep
     np.testing.assert_array_equal(reachable_depth(judged), reachable_depth(trace))
 
 
+def test_a_verifier_by_plausibility_needs_every_node_of_a_shape_on_record() -> None:
+    """The text tells where a lossless round ends, also below nodes that are not recorded; plausibility is not known."""
+    policy = Cartesian(s1=3, s2=2, s3=2)
+    whole, part = (tree_trace(3, sequences=40, tokens=30, depth=4, width=4, nodes=nodes) for nodes in (341, 12))
+    table = cost_table(whole, COST, policy)
+    exact, cut, lossless = (
+        replay(each, policy, table, log=True)
+        for each in (
+            *(replace(t, tree=replace(t.tree, plausible=t.tree.on_path(t.token, t.offsets))) for t in (whole, part)),
+            part,
+        )
+    )
+    assert not lossless.truncated.any() and cut.truncated.any()
+    for s in np.flatnonzero(cut.truncated == 0):
+        assert exact.rounds[exact.rounds.sequence == s].rows() == cut.rounds[cut.rounds.sequence == s].rows()
+
+
 @pytest.mark.parametrize("nodes", [6, 12, 24, 48])
 def test_what_the_record_lacks_is_counted_and_never_guessed(nodes: int) -> None:
     """Where no round was truncated, all is as with the whole record; and truncation goes away with more nodes."""
