@@ -11,13 +11,12 @@ cd "$folder"
 python3 -m venv venv
 venv/bin/pip install -q mlx-lm==0.32.2 'mlx[cpu]==0.32.4'
 cat > find.py <<'EOF'
+import http.client
 import json
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import mlx.core as mx
@@ -52,16 +51,19 @@ def answers(prompts, *options):
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "mlx_lm", "server", "--model", "target", "--port", str(port), *options]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    url, header, texts = f"http://127.0.0.1:{port}/v1/completions", {"Content-Type": "application/json"}, []
+    path, header, texts = "/".join(("", "v1", "completions")), {"Content-Type": "application/json"}, []
     try:
         while len(texts) < len(prompts):
             body = json.dumps({"prompt": prompts[len(texts)], "max_tokens": TOKENS, "temperature": 0.0}).encode()
+            connection = http.client.HTTPConnection("127.0.0.1", port)
             try:
-                answer = json.load(urllib.request.urlopen(urllib.request.Request(url, body, header)))
-            except urllib.error.URLError:  # it has not started yet
+                connection.request("POST", path, body, header)
+                answer = json.load(connection.getresponse())
+            except ConnectionRefusedError:  # it has not started yet
                 assert server.poll() is None
                 time.sleep(0.5)
                 continue
+            connection.close()
             texts.append(answer["choices"][0]["text"].split())
     finally:
         server.terminate()

@@ -15,10 +15,10 @@ READING_S = 1e-6  # by which every reading moves it on, so that no span is empty
 
 
 class SetClock:
-    """Seconds since it was made."""
+    """Seconds since it was made, and the passes of models on it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s = 0.0
+        self.now_s, self.passes = 0.0, 0
         monkeypatch.setattr(time, "perf_counter", self)
 
     def __call__(self) -> float:
@@ -30,20 +30,16 @@ class SetClock:
         self.now_s += seconds
 
 
-def time_passes(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int, int], float]) -> Callable[[], int]:
-    """Let only passes of models take time: these seconds for a number of tokens after a number of passes.
-
-    Gives what counts the passes so far.
-    """
-    done, clock = 0, SetClock(monkeypatch)
+def time_passes(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int, int], float]) -> SetClock:
+    """Let only passes of models take time: these seconds for a number of tokens after a number of passes."""
+    clock = SetClock(monkeypatch)
 
     def let_take_time(name: str) -> None:
         forward = getattr(CachedLM, name)
 
         def timed(lm: CachedLM, tokens: Sequence[int], *more: Any, **options: Any) -> torch.Tensor:
-            nonlocal done
-            done += 1
-            clock.take(seconds(len(tokens), done))
+            clock.passes += 1
+            clock.take(seconds(len(tokens), clock.passes))
             result: torch.Tensor = forward(lm, tokens, *more, **options)
             return result
 
@@ -51,4 +47,4 @@ def time_passes(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int, int], f
 
     let_take_time("forward")
     let_take_time("forward_nodes")  # of a tree
-    return lambda: done
+    return clock

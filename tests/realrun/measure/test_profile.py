@@ -141,10 +141,10 @@ def test_a_machine_that_slows_down_while_it_is_profiled_moves_all_costs_alike(mo
     """Measured one context after the other, the first would keep their times, and the last would double them."""
     how: dict[str, Any] = {"contexts": CONTEXTS, "depth": 3, "limit_s": 0, "tree_tokens": 0}
     monkeypatch.setattr(profile_module, "LEAST_SWEEPS", 12)
-    passes = time_passes(monkeypatch, lambda tokens, _: 1e-3 * (10 + tokens))
+    clock = time_passes(monkeypatch, lambda tokens, _: 1e-3 * (10 + tokens))
     calm = profile(tiny_pair(), **how)["mean_s"]
     np.testing.assert_allclose(calm["verify"], 1e-3 * np.arange(11, 15)[:, None] * np.ones(3), rtol=0.01)
-    half = passes() / 2
+    half = clock.passes / 2
     time_passes(monkeypatch, lambda tokens, done: 1e-3 * (10 + tokens) * (2.0 if done > half else 1.0))
     slowed = profile(tiny_pair(), **how)
     ratios = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -473,22 +472,22 @@ def test_the_quartiles_of_a_profile_are_those_of_its_samples() -> None:
 @pytest.mark.parametrize("kind", ["model", "medusa", "space", "eesd", "edd"])
 def test_the_time_of_all_probes_is_foretold(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that only passes move; those that read the text meanwhile are not foretold."""
-    time_passes(monkeypatch, lambda tokens, _: 1e-3 * (10 + tokens))
+    clock = time_passes(monkeypatch, lambda tokens, _: 1e-3 * (10 + tokens))
     pair, trees = PAIRS[kind](), 0 if kind == "space" else 5
     cost = read_cost(profile(pair, contexts=[8, 30], depth=4, limit_s=0, tree_tokens=trees))
     prober = prober_of(pair, depth=4, tree_tokens=trees)
-    reading_s, text, begun_s = 0.0, probed_text(prober, [Stream()], Stream()), time.perf_counter()
+    reading_s, text, begun_s = 0.0, probed_text(prober, [Stream()], Stream()), clock.now_s
 
     def reading(tokens: Sequence[int], extend: Any = prober.extend) -> None:
         nonlocal reading_s
-        before_s = time.perf_counter()
+        before_s = clock.now_s
         extend(tokens)
-        reading_s += time.perf_counter() - before_s
+        reading_s += clock.now_s - before_s
 
     prober.extend = reading  # type: ignore[method-assign]
     run_to_its_end(text)
     foretold_s = probing_s(pair, cost, 20.0, depth=prober.depth, tree_tokens=trees)
-    assert foretold_s == pytest.approx(time.perf_counter() - begun_s - reading_s, rel=0.15)
+    assert foretold_s == pytest.approx(clock.now_s - begun_s - reading_s, rel=0.15)
 
 
 def test_probes_are_spread_over_the_texts_to_come() -> None:
