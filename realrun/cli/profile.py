@@ -40,8 +40,8 @@ class ProfileOptions(SamplingSettings, DepthSettings, SeedSettings):
     out: Path = argument("Profile to write, JSON.")
     for_: Path | None = setting(
         None,
-        "Take contexts, draft length, tree size and sampling from this trace of the pair, so that the profile covers "
-        "everything recorded there.",
+        "Take contexts, draft length, sampling and, if it holds trees, their size from this trace of the pair, so that "
+        "the profile covers everything recorded there.",
         metavar="TRACE",
     )
     contexts: tuple[int, ...] = setting((32, 64, 128, 256), "Cached tokens to measure at, comma-separated.")

@@ -135,7 +135,7 @@ class Sampler:
         if self.mode not in get_args(Mode):
             raise InputError(f"decoding mode {self.mode!r} is unknown; known: {', '.join(get_args(Mode))}")
         if self.mode != "greedy" and not 0 < self.temperature < 100:
-            raise InputError(f"temperature={self.temperature} is outside (0, 100); use greedy for 0")
+            raise InputError(f"temperature={self.temperature} is outside (0, 100); for 0 give mode 'greedy'")
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p={self.top_p} is outside (0, 1]; 1 keeps every token")
         if self.top_k < 0:

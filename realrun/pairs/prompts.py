@@ -23,9 +23,9 @@ NAMED_PROMPTS = 5  # prompts that a message names at most
 # Keys of a question, to be asked in a chat: of any file, and of data sets, where it is the first one.
 QUESTIONS = ("prompt", "turns", "conversations", "question", "instruction")
 FORMS = ("text", "messages", *QUESTIONS)
-USERS = ("human", "user")  # names of the user in ShareGPT
-ASSISTANTS = ("gpt", "assistant", "chatgpt", "model")  # and of the model
 ROLES = ("system", "user", "assistant")
+# What ShareGPT's lines call them.
+SPEAKERS = {"human": "user", **dict.fromkeys(("gpt", "chatgpt", "model"), "assistant")}
 # Keys of a question with those of its answer.
 ANSWERED = {"instruction": ("output",), "question": ("answer",), "prompt": ("completion", "response")}
 NO_ANSWER = "ANSWER"  # stands where the target's answer will, to learn what the template writes behind it
@@ -60,8 +60,9 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | No
     ----------
     path : Path
         One object per line: {"text": ...}, a text to continue, {"messages": [...]}, a chat of {"role": ..., "content":
-        ...}, formatted by the tokenizer's chat template, or {"prompt": ...}, a question, which becomes a chat, or a
-        text to continue if the tokenizer has no template. So does the first question of a line of a common data set:
+        ...}, formatted by the tokenizer's chat template, without answers that stand behind its last question, or
+        {"prompt": ...}, a question, which becomes a chat, or a text to continue if the tokenizer has no template. So
+        does the first question of a line of a common data set:
         {"turns": [...]} of MT-Bench and Spec-Bench, {"conversations": [...]} of ShareGPT, {"question": ...} of GSM8K,
         {"instruction": ..., "input": ...} of Alpaca. "domain" is optional (default: "category").
     tokenizer
@@ -151,7 +152,8 @@ def prompts_source(target: str, path: Path | None) -> str:
 
 
 def _prompt(row: Any, place: str, tokenizer: PreTrainedTokenizerBase) -> Prompt:
-    forms = [form for form in FORMS if isinstance(row, dict) and form in row]
+    row = checked(row, place, dict[str, Any], invalid="give one JSON object per line")
+    forms = [form for form in FORMS if form in row]
     if len(forms) != 1:
         raise InputError(
             f"{place} is not a prompt: it has {' and '.join(forms) or 'none'} of {', '.join(FORMS)}; give "
@@ -162,15 +164,40 @@ def _prompt(row: Any, place: str, tokenizer: PreTrainedTokenizerBase) -> Prompt:
         value = _first_question(form, row[form], row.get("input"), place)
         if tokenizer.chat_template:
             form, value = "messages", [{"role": "user", "content": value}]
-    text = _chat_text(value, place, tokenizer) if form == "messages" else value
+    text = _chat_text(_asked(value, place), place, tokenizer) if form == "messages" else value
     if not isinstance(text, str):
         raise InputError(f"{place}: {form!r} is not a text; correct the line")
     begun = form == "messages" or bool(tokenizer.bos_token and text.startswith(tokenizer.bos_token))
     tokens = tokenizer(text, add_special_tokens=not begun)["input_ids"]
     if not tokens:
         raise InputError(f"{place}: the prompt is empty; give some text")
-    domain = checked(row.get("domain", row.get("category", "all")), f"{place}: domain", str, invalid="correct the line")
-    return Prompt(domain, tokens, place=place, chat=form == "messages")
+    return Prompt(_domain(row, place), tokens, place=place, chat=form == "messages")
+
+
+def _domain(row: dict[str, Any], place: str) -> str:
+    given = next((row[key] for key in ("domain", "category") if row.get(key) is not None), "all")
+    return checked(given, f"{place}: domain", str, invalid="correct the line")
+
+
+def _asked(messages: Any, place: str) -> Any:
+    """List a chat's turns without the answers behind its last question, which are the data set's."""
+    if not isinstance(messages, list) or not messages:
+        return messages
+    turns = [_turn(turn) for turn in messages]
+    while turns and turns[-1]["role"] == "assistant":
+        turns.pop()
+    if not turns:
+        raise InputError(f'{place}: "messages" holds answers alone; correct the line, or leave it out')
+    return turns
+
+
+def _turn(turn: Any) -> dict[str, Any]:
+    """Read a turn of {"role", "content"}, or of {"from", "value"} of ShareGPT; parts of a text are joined."""
+    turn = turn if isinstance(turn, dict) else {}
+    role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text", "")) for part in content)
+    return {**turn, "role": SPEAKERS.get(str(role), role), "content": content}
 
 
 def _first_question(form: str, value: Any, more: Any, place: str) -> str:
@@ -178,8 +205,7 @@ def _first_question(form: str, value: Any, more: Any, place: str) -> str:
     if form == "turns" and isinstance(value, list):
         value = next(iter(value), None)
     elif form == "conversations" and isinstance(value, list):
-        turns = [turn for turn in value if isinstance(turn, dict)]
-        value = next((turn.get("value") for turn in turns if turn.get("from") in USERS), None)
+        value = next((turn["content"] for turn in map(_turn, value) if turn["role"] == "user"), None)
     elif form == "instruction" and more:
         value = f"{value}\n\n{more}"
     if not isinstance(value, str) or not value:
@@ -217,9 +243,13 @@ def _conversation(row: Any, place: str, tokenizer: PreTrainedTokenizerBase, ends
         end = after
     if not asked[0]:
         raise InputError(f"{place}: the first question is empty; give some text")
-    domain = checked(row.get("domain", row.get("category", "all")), f"{place}: domain", str, invalid="correct the line")
     return Prompt(
-        domain, asked[0], place=place, chat=bool(tokenizer.chat_template), followed=asked[1:], answers=answers
+        _domain(row, place),
+        asked[0],
+        place=place,
+        chat=bool(tokenizer.chat_template),
+        followed=asked[1:],
+        answers=answers,
     )
 
 
@@ -235,11 +265,9 @@ def _messages(row: Any, place: str) -> list[dict[str, Any]]:
         asked = [[{"role": "user", "content": turn}, {"role": "assistant", "content": None}] for turn in turns]
         messages = [message for pair in asked for message in pair][:-1]
     elif isinstance(row.get("messages"), list):
-        messages = row["messages"]
+        messages = [_turn(turn) for turn in row["messages"]]
     elif isinstance(turns := row.get("conversations"), list):
-        names = {**dict.fromkeys(USERS, "user"), **dict.fromkeys(ASSISTANTS, "assistant"), "system": "system"}
-        turns = [turn if isinstance(turn, dict) else {} for turn in turns]
-        messages = [{"role": names.get(str(turn.get("from"))), "content": turn.get("value")} for turn in turns]
+        messages = [_turn(turn) for turn in turns]
         while messages and messages[0]["role"] == "assistant":  # a piece of a longer conversation
             messages = messages[1:]
     else:
@@ -250,9 +278,8 @@ def _messages(row: Any, place: str) -> list[dict[str, Any]]:
         value = _first_question(question, row[question], row.get("input"), place)
         messages = [{"role": "user", "content": value}, {"role": "assistant", "content": answer}]
     known = all(
-        isinstance(message, dict)
-        and message.get("role") in ROLES
-        and isinstance(message.get("content"), (str, type(None)) if message["role"] == "assistant" else str)
+        message["role"] in ROLES
+        and isinstance(message["content"], (str, type(None)) if message["role"] == "assistant" else str)
         for message in messages
     )
     return messages if known else []
@@ -271,7 +298,7 @@ def _chat_text(messages: Any, place: str, tokenizer: PreTrainedTokenizerBase, as
         isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
         for message in messages
     ):
-        raise InputError(f'{place}: "messages" is not a list of {{"role": ..., "content": ...}}; correct the line')
+        raise InputError(f'{place}: "messages" is not a list of {{"role": ..., "content": TEXT}}; correct the line')
     if not tokenizer.chat_template:
         raise InputError(f'{place}: the tokenizer has no chat template for "messages"; give the whole text as "text"')
     try:

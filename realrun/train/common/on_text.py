@@ -283,8 +283,10 @@ class TrainedOnText:
         """Make the table of held-out figures before and after."""
         start, end = self.history[0].held_out or {}, self.history[-1].held_out or {}
         speed = round(self.tokens / self.seconds)
+        worse = end.get("agreement", 0.0) < start.get("agreement", 0.0)
         return Summary(
-            f"held-out text; {self.tokens:,} tokens in {round(self.seconds, 1):.0f} s, {speed:,} a second",
+            f"held-out text; {self.tokens:,} tokens in {round(self.seconds, 1):.0f} s, {speed:,} a second"
+            + worse * "; agreement with the target fell: the drafter drafts worse than it began",
             ["", "start", "end"],
             [[name, f"{start[name]:.4f}", f"{end[name]:.4f}"] for name in end],
         )

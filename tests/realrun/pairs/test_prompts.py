@@ -87,8 +87,14 @@ DATA_SETS = {
             {"from": "gpt", "value": "so"},
         ],
     },
+    "ShareGPT with messages' keys": {"conversations": [{"role": "user", "content": ASKED}]},
     "GSM8K": {"question": ASKED, "answer": "#### 3"},
     "Alpaca": {"instruction": ASKED, "input": "", "output": "so"},
+    "a chat with its answer": {
+        "messages": [{"role": "user", "content": ASKED}, {"role": "assistant", "content": "so"}],
+    },
+    "parts of a text": {"messages": [{"role": "user", "content": [{"type": "text", "text": ASKED}]}]},
+    "a table without domains": {"question": ASKED, "domain": None, "category": None},
 }
 
 
@@ -101,7 +107,9 @@ def test_the_first_question_of_a_data_sets_line_is_asked(name: str, tmp_path: Pa
     (as_messages,) = read_prompts(
         written(tmp_path / "m.jsonl", {"messages": [{"role": "user", "content": ASKED}]}), tokenizer
     )
-    assert asked.tokens == as_messages.tokens and asked.domain == row.get("category", "all")
+    assert asked.tokens == as_messages.tokens and asked.domain == (row.get("category") or "all")
+    if "messages" in row:
+        return
     plain = chat_tokenizer(None)
     (continued,) = read_prompts(path, plain)
     assert plain.decode(continued.tokens).replace(" ", "") == "^why?"
@@ -132,6 +140,10 @@ GOOD = '{"text": "ab"}\n'
         (GOOD + "[" * 100_000, ":2 is not "),
         (GOOD + '{"text": ""}', ":2: the prompt is empty"),
         (GOOD + '{"text": 7}', ":2: 'text' is not a text"),
+        ('[{"text": "ab"}]', ":1 is malformed (Expected `object`, got `array`); give one JSON object per line"),
+        (GOOD + '{"messages": [{"role": "assistant", "content": "a"}]}', ':2: "messages" holds answers alone'),
+        (GOOD + '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}', ':2: "messages" is not a list of '),
+        (GOOD + '{"text": "a", "domain": 3}', ":2: domain is malformed"),
         (GOOD + '{"messages": []}', ':2: "messages" is not a list of '),
         (GOOD + '{"messages": [{"role": "user"}]}', ':2: "messages" is not a list of '),
         (GOOD + '{"messages": [{"role": "user", "content": "a"}]}', ":2: the tokenizer has no chat template"),

@@ -181,5 +181,17 @@ def test_the_folder_is_a_model_that_agrees_with_its_target(tmp_path: Path) -> No
     draft = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
     assert draft.config.num_hidden_layers == 1
     assert torch.equal(draft.get_input_embeddings().weight, target.get_input_embeddings().weight)
-    again = train_draft_model(pair, DraftModelSettings(1, lr=1e-2), run).as_dict()  # finished: nothing is trained again
-    assert again["history"] == document["history"]
+    again = train_draft_model(pair, DraftModelSettings(1, lr=1e-2), run)  # finished: nothing is trained again
+    assert again.as_dict()["history"] == document["history"] and "worse" not in again.summary().title
+
+
+def test_a_drafter_that_got_worse_is_called_so(tmp_path: Path) -> None:
+    """With all of its target's layers it agrees before the first step, so that noisy steps can only make it worse."""
+    target = small_target()
+    pair = replace(alone(target), tokenizer=WithTokenizer())
+    loop = LoopSettings(4, 2, 8, warmup_steps=1, dtype="float64", log_every=1)
+    settings = DraftModelSettings(len(target.model.layers), lr=0.05)
+    trained = train_draft_model(pair, settings, TextRun(word_text(), loop, tmp_path, stored=torch.float64))
+    figures = {name: (float(start), float(end)) for name, start, end in trained.summary().rows}
+    assert figures["agreement"][0] == 1.0 > figures["agreement"][1]
+    assert trained.summary().title.endswith("the drafter drafts worse than it began")
