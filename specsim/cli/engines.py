@@ -117,8 +117,8 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
         osl=requests.osl,
     )
     flags = None if engine is None or advice.k is None else advice.flags(engine, kind)
-    commands = _server_commands(advice, costs, kind, reading)
-    load += _slow_server(advice, cost, reading, context)
+    commands, without = _server_commands(advice, costs, cost, reading)
+    load += [*without, *_slow_server(advice, cost, reading, context)]
     speedups = [float(length.speedup) for length in advice.lengths]
     by_load = None if advice.upper_bound else speedups_by_load(speedups, cost, context)
     by_position = BY_AVERAGE not in reading.notes
@@ -180,21 +180,45 @@ def _asked_as_dict(options: CountsSettings, costs: AdviseCosts, requests: Reques
     return {**asked, "policy": options.policy, **vars(requests)}
 
 
-def _server_commands(advice: Advice, costs: AdviseCosts, kind: str | None, reading: Reading) -> list[str]:
-    """The server's command with the user's own ids; where nothing is decided, those of the two servers to measure."""
-    from specsim.engines.flags import PLACEHOLDER, server_command
+def _server_commands(
+    advice: Advice, costs: AdviseCosts, cost: CostModel, reading: Reading
+) -> tuple[list[str], list[str]]:
+    """The server's command with the user's own ids, and what it does not set, in words.
 
-    engine = (costs.engine or reading.engine or "").partition("@")[0]
+    Where nothing is decided, the commands of the two servers to measure.
+    """
+    from specsim.cost.roofline.architecture import find_model
+    from specsim.cost.roofline.cost import RooflineCost
+    from specsim.cost.roofline.formats import stored_weights
+    from specsim.engines.advise import drafter_kind
+    from specsim.engines.flags import PLACEHOLDER, kind_of, server_command, without_option
+
+    engine, setup = (costs.engine or reading.engine or "").partition("@")[0], reading.setup
     if not engine or advice.upper_bound or any(sign.in_time for sign in advice.signatures):
-        return []
+        return [], []
+    kind, target = drafter_kind(cost) or setup.kind or None, costs.target or setup.model
+    shapes = [model and model.shape for model in map(find_model, (target, setup.model))]
+    same = target == setup.model or (bool(shapes[0]) and shapes[0] == shapes[1])
+    if same and not _served(target):
+        target = setup.model
+    # The log's drafter belongs to the log's target, and is of the log's kind.
+    own = same and kind_of(kind or "") == kind_of(setup.kind) and costs.drafter in (None, setup.kind)
+    drafter = setup.drafter if own else costs.drafter or ""
     # Of a name of a shape, such as llama-3.1-8b, there is nothing to load.
-    target, model = (
-        next((served for name in names if name and (served := _served(name))), None)
-        for names in ((costs.target, reading.setup.model), (costs.drafter, reading.setup.drafter))
-    )
-    target = target or f"<{costs.target or 'target'}>"
+    shape = f"<{drafter}>" if drafter and kind == "model" else PLACEHOLDER
+    options: dict[str, Any] = {}
+    if isinstance(cost, RooflineCost):
+        passes, stored = cost.target, stored_weights(target) if costs.gpu else None
+        weights = passes.weights if passes.weights not in (passes.dtype, stored and stored.weights) else None
+        cache = passes.cache if passes.cache != passes.dtype else None
+        options = {"tensor_parallel": passes.tensor_parallel, "weights": weights, "cache": cache, "dtype": passes.dtype}
+    target = _served(target) or f"<{target or 'target'}>"
     lengths = (0, advice.candidate) if advice.k is None else (advice.k,)
-    return [server_command(engine, k, target=target, drafter=kind, model=model or PLACEHOLDER) for k in lengths]
+    commands = [
+        server_command(engine, k, target=target, drafter=kind, model=_served(drafter) or shape, **options)
+        for k in lengths
+    ]
+    return commands, without_option(engine, target, options.get("weights"), options.get("cache")) if options else []
 
 
 def _self_sizing(
@@ -224,7 +248,7 @@ def _served(name: str) -> str | None:
     path = Path(name)
     if path.suffix == ".json":
         return str(path.parent) if path.name == "config.json" and path.parent.name else None
-    return name if "/" in name or path.exists() else None
+    return name if name and ("/" in name or name.endswith(".gguf") or path.exists()) else None
 
 
 def _print_lengths(advice: Advice) -> None:
@@ -430,7 +454,7 @@ class EngineOptions(Settings):
     drafter: str | None = setting(
         None, "Kind of drafter, with --k or --schedule: eagle, eagle3, mtp, medusa, model, ... (default: eagle)."
     )
-    model: str | None = setting(None, "Folder or hub id of the drafter, for the flags of vllm and sglang.")
+    model: str | None = setting(None, "Folder or hub id of the drafter (vllm, sglang, tensorrt-llm).")
     policy: str | None = setting(None, "In place of --k: fixed_k, llama_cpp (llamacpp) or a tree of eagle2 (sglang).")
     set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
     largest_batch: int = setting(512, "Largest batch size of a schedule (vLLM).", low=1, high=4096)

@@ -156,7 +156,7 @@ def _flags(policy: Policy, drafter: str) -> dict[str, str]:
     kind = "prompt-lookup" if drafter == "lookup" else drafter
     if not isinstance(policy, FixedK):
         return {}
-    return {name: draft_length_flags(name, policy.k, kind) for name, kinds in NAMES.items() if kind in kinds}
+    return {name: draft_length_flags(name, policy.k, kind) for name in ("vllm", "sglang") if kind in NAMES[name]}
 
 
 def _print_combined(group: Combined, traces: int) -> None:

@@ -6,8 +6,8 @@ constant : ``s_d``, ``s_t``, as papers print them; ``round_s``, overhead of a ro
     token beyond the pending token
 linear : ``target`` and ``drafter``, each with ``fixed_s``, ``token_s``, ``cached_token_s``; ``step_s``, ``round_s``.
     ``drafter`` is charged once per drafted token, ``proposal`` (``fixed_s``, ``cached_token_s``) once per round that
-    drafts. ``fitted`` gives the range of the fit: ``{"batches": [1, 64], "draft_tokens": [2, 7]}``, smallest and
-    largest, without ``draft_tokens`` if unknown
+    drafts. ``method`` is the drafter's kind, such as eagle3. ``fitted`` gives the range of the fit: ``{"batches": [1,
+    64], "draft_tokens": [2, 7]}``, smallest and largest, without ``draft_tokens`` if unknown
 roofline : ``target``, ``drafter``, ``hardware``, ..., see `specsim.cost.roofline.document`
 
 All in seconds; missing numbers are 0. The constant form is read without the first keys, too: ``{"s_d": ..., "s_t":
@@ -93,6 +93,7 @@ class LinearForm:
     fitted: dict[str, Any] | None = None
     step_s: float = 0.0
     round_s: float = 0.0
+    method: str = ""
 
     def cost(self, name: str) -> CostModel:
         target, drafter = (
@@ -101,7 +102,8 @@ class LinearForm:
         proposal = None if self.proposal is None else from_keys(self.proposal, Proposal, f"{name}: proposal", INVALID)
         fitted = None if self.fitted is None else _fitted(from_keys(self.fitted, Ranges, f"{name}: fitted", INVALID))
         batch = fitted.batches[0] if fitted else 1
-        return LinearCost(target, drafter, self.step_s, self.round_s, batch=batch, proposal=proposal, fitted=fitted)
+        times = target, drafter, self.step_s, self.round_s
+        return LinearCost(*times, batch=batch, proposal=proposal, fitted=fitted, method=self.method)
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,7 @@ class LinearCost(BatchCost):
     round_s : further overhead of a round of speculation
     batch : sequences in lockstep
     fitted : ranges of the fit. Costs of a single batch price neither other batches nor trees
+    method : the drafter's kind, such as "eagle3"; "" if unknown
 
     Raises InputError for a negative overhead, a batch below 1, or a batch other than the only fitted batch.
 
@@ -110,6 +111,7 @@ class LinearCost(BatchCost):
     batch: int = 1
     proposal: Proposal | None = None
     fitted: Fitted | None = None
+    method: str = ""
 
     def __post_init__(self) -> None:
         check_seconds(self, "step_s", "round_s")

@@ -305,7 +305,9 @@ def advise(
 
 
 def drafter_kind(cost: CostModel) -> str | None:
-    """The kind of drafter that costs on a GPU are of; None if costs do not tell."""
+    """The kind of drafter that costs are of; None if they do not tell."""
+    if isinstance(cost, LinearCost):
+        return cost.method or None
     return cost.drafter.method or cost.drafter.kind if isinstance(cost, RooflineCost) else None
 
 

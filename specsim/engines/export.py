@@ -13,11 +13,12 @@ from specsim.acceptance.sources import Source, verified_by_depth
 from specsim.engines.flags import (
     DRAFTER,
     FLAGS,
-    NAMES,
     OFF,
+    PLACEHOLDER,
     as_arguments,
     draft_length_flags,
     generation_config,
+    kind_of,
     llamacpp,
     sglang_tree,
     speculative_config,
@@ -89,7 +90,7 @@ def export_flags(
     drafter : str, optional
         Kind of drafter, such as "eagle3" or "mtp", with `k` or `schedule`; default: EAGLE in vLLM.
     model : str, optional
-        The drafter's folder or hub id, in place of "<drafter>" in vLLM's and SGLang's flags.
+        The drafter's folder or hub id, in place of "<drafter>" in the flags of vLLM, SGLang and TensorRT-LLM.
     path : str, optional
         Name of the file in the flags.
 
@@ -115,8 +116,10 @@ def export_flags(
     --speculative-config '{"method": "medusa", "model": "my/heads", "num_speculative_tokens": 2}'
     """
     engine = known_name("engine", engine, [*FLAGS])
-    if model is not None and engine not in NAMES:
+    if model is not None and engine not in PER_BATCH:
         raise InputError(f"{engine} takes no drafter's model in these flags; give it as the engine's own option")
+    if model is not None and engine == "tensorrt-llm" and drafter is None:
+        raise InputError("the configuration of tensorrt-llm names the drafter's kind beside its model; add --drafter")
     if drafter is not None and (policy is not None or acceptance is not None or min_ngram or max_ngram):
         raise InputError("a drafter belongs to --k or --schedule alone; leave out --policy, --acceptance and n-grams")
     if sum(value is not None for value in (k, schedule, policy)) != 1:
@@ -150,6 +153,8 @@ def _of_model(engine: str, setting: Setting, model: str | None) -> Setting:
         return setting
     if engine == "sglang":
         return setting._replace(flags=f"--speculative-draft-model-path {model} {setting.flags}")
+    if engine == "tensorrt-llm":
+        return setting._replace(flags=setting.flags.replace(PLACEHOLDER, model))
     return setting._replace(flags=setting.flags.replace(json.dumps(DRAFTER["model"]), json.dumps(model)))
 
 
@@ -168,10 +173,12 @@ def draft_length(
     """
     if p_min:
         _require(engine, STOPS, "has no rule for --p-min")
-    flags = draft_length_flags(engine, k, drafter)
+    flags, kind = draft_length_flags(engine, k, drafter), drafter and kind_of(drafter)
     if engine == "llamacpp" and k and p_min:
-        return Setting(llamacpp(f"--spec-draft-n-max {k} --spec-draft-p-min {p_min:g}"))
+        return Setting(llamacpp(f"--spec-draft-n-max {k} --spec-draft-p-min {p_min:g}", kind))
     if engine == "transformers" and k:
+        if kind == "prompt-lookup":
+            return lookup(engine, k, min_ngram=None, max_ngram=None, path=path)
         fields = generation_config(k, p_min)
         # transformers moves a threshold above 0 while it decodes, where it can import scikit-learn.
         moves = ", without scikit-learn installed, which would adjust the threshold" if p_min else ""
@@ -228,6 +235,8 @@ def schedule_setting(
     _require(engine, PER_BATCH, "has no draft length by batch size, only --k")
     lengths = {batch: rule.lengths[batch] for batch in sorted(rule.lengths)}
     longest = rule.max_draft_tokens
+    if drafter is not None:
+        draft_length_flags(engine, longest, drafter)  # rejects a kind that the engine lacks
     if not longest:
         return draft_length(engine, 0)
     if largest_batch < max(lengths):
@@ -251,7 +260,8 @@ def schedule_setting(
     while not ranges[-1][1]:
         ranges.pop()
     inner = ", ".join(f"{last}: {k}" for last, k in ranges)
-    return Setting(tensorrt_llm(f"max_draft_len: {longest}, draft_len_schedule: {{{inner}}}"))
+    kind = drafter and kind_of(drafter)
+    return Setting(tensorrt_llm(f"max_draft_len: {longest}, draft_len_schedule: {{{inner}}}", kind))
 
 
 def acceptance_by_depth(source: Source, k: int) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,13 +17,14 @@ from scipy.optimize import brentq
 import specsim
 from specsim.acceptance.sources import Rounds
 from specsim.cost.calibrate import data_sheet_document
-from specsim.cost.files import read_cost
+from specsim.cost.files import read_cost, shipped_costs
 from specsim.cost.model import ConstantCost
 from specsim.cost.roofline.cost import Covered, RooflineCost
 from specsim.cost.roofline.published import CALIBRATED_PERCENT, calibrated_error
 from specsim.engines.advise import BATCHES, Advice, BreakEven, advise
 from specsim.engines.diagnose import diagnose
-from specsim.engines.flags import server_command
+from specsim.engines.export import export_flags
+from specsim.engines.flags import draft_length_flags, server_command, without_option
 from specsim.engines.formats.mixed import mixed_sources
 from specsim.engines.import_records import read_counts
 from specsim.engines.signatures import FIRST_POSITION
@@ -210,19 +212,153 @@ def test_vllms_command_names_what_the_method_needs_and_nothing_else(drafter: str
 
 def test_commands_of_other_engines() -> None:
     chain = "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
-    sglang, llama = (partial(server_command, engine, 3, target="a/t", model="b/d") for engine in ("sglang", "llamacpp"))
+    names = {"sglang": ("a/t", "b/d"), "llamacpp": ("a/t-GGUF", "b/d-GGUF:Q8_0")}
+    sglang, llama = (
+        partial(server_command, engine, 3, target=target, model=model) for engine, (target, model) in names.items()
+    )
     start, model = "sglang serve --model-path a/t", "--speculative-draft-model-path b/d"
     assert sglang(drafter="EAGLE3") == f"{start} {model} --speculative-algorithm EAGLE3 {chain}"
     assert sglang(drafter="mtp") == f"{start} --speculative-algorithm NEXTN {chain}"
     block = "--speculative-num-draft-tokens 4"  # SGLang takes no steps of a block but 1, and counts the last token
     assert sglang(drafter="dflash") == f"{start} {model} --speculative-algorithm DFLASH {block}"
-    assert sglang() == f"{start} {model} --speculative-algorithm EAGLE {chain}"  # as vLLM's, where it is not known
-    start = "llama-server -hf a/t --spec-type"
-    assert llama(drafter="qwen3-0.6b") == f"{start} draft-simple --spec-draft-hf b/d --spec-draft-n-max 3"
-    files = server_command("llamacpp", 3, target="/a/t", model="b/d.gguf")
+    start = "llama-server -hf a/t-GGUF --spec-type"
+    draft = "draft-simple --spec-draft-hf b/d-GGUF:Q8_0 --spec-draft-n-max 3"
+    assert llama(drafter="qwen3-0.6b") == f"{start} {draft}"
+    files = server_command("llamacpp", 3, target="/a/t", drafter="qwen3-0.6b", model="b/d.gguf")
     assert files == "llama-server -m /a/t --spec-type draft-simple --spec-draft-model b/d.gguf --spec-draft-n-max 3"
     assert llama(drafter="mtp") == f"{start} draft-mtp --spec-draft-n-max 3"
     refusal(lambda: llama(drafter="medusa"), "llamacpp has no drafters of kind medusa")
+    # TensorRT-LLM's page on speculative decoding: decoding_type, max_draft_len and speculative_model in a file.
+    config = "{speculative_config: {decoding_type: Eagle3, max_draft_len: 3, speculative_model: b/d}}"
+    trt = partial(server_command, "trtllm", 3, target="a/t", model="b/d")
+    assert trt(drafter="eagle3") == f"echo '{config}' > config.yaml; trtllm-serve a/t --config config.yaml"
+    assert "{decoding_type: MTP, max_draft_len: 3}" in trt(drafter="mtp")  # the target's own weights
+    refusal(lambda: trt(drafter="eagle"), "tensorrt-llm has no drafters of kind eagle")  # that page: Eagle3 alone
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp", "tensorrt-llm"])
+def test_where_the_kind_of_drafter_is_unknown_none_is_guessed(engine: str) -> None:
+    command = server_command(engine, 3)
+    assert "<drafter>" in command and re.search("<method>|<algorithm>|<type>", command)
+    assert not re.search("eagle[^-]|draft-simple", command.lower())
+
+
+@pytest.mark.parametrize(
+    ("engine", "plain", "shared"),
+    [
+        # By the documentation of engine arguments: vLLM, SGLang, trtllm-serve, llama-server (which splits over all).
+        ("vllm", "vllm serve a/t", "--tensor-parallel-size 8 --quantization fp8 --kv-cache-dtype fp8 --dtype float16"),
+        ("sglang", "sglang serve --model-path a/t",
+         "--tp-size 8 --quantization fp8 --kv-cache-dtype fp8_e4m3 --dtype float16"),
+        ("llamacpp", "llama-server -m <t.gguf>", "--split-mode tensor"),
+        ("tensorrt-llm", "trtllm-serve a/t", "--tp_size 8 --config config.yaml"),
+    ],
+)  # fmt: skip
+def test_a_command_sets_devices_and_formats_that_are_not_the_engines_own(engine: str, plain: str, shared: str) -> None:
+    assert server_command(engine, 0, target="a/t") == plain
+    options: dict[str, Any] = {"tensor_parallel": 8, "weights": "float8", "cache": "float8", "dtype": "float16"}
+    start, _, end = server_command(engine, 0, target="a/t", **options).rpartition(plain)
+    assert end == f" {shared}"
+    file = "echo '{dtype: float16, kv_cache_config: {dtype: fp8}}' > config.yaml; "
+    assert start == (file if engine == "tensorrt-llm" else "")
+    lines = without_option(engine, "a/t", "float8", "float8")
+    assert any("makes weights float8: serve a checkpoint" in line for line in lines) == (engine[0] in "lt")
+    assert any("a cache in float8" in line for line in lines) == (engine == "llamacpp")
+    assert without_option(engine, "a/t", {"experts": "mxfp4"}, None)[0].startswith(f"no option of {engine} makes wei")
+    assert without_option(engine, "a/t", None, None) == []
+
+
+def test_llama_cpp_gets_files_and_repositories_of_gguf() -> None:
+    """llama-server's help: -hf <user>/<model>[:quant], cache types by name; files by -m."""
+    llama = partial(server_command, "llamacpp", 0, weights="q4_k_m", cache="q8_0")
+    cache = "--cache-type-k q8_0 --cache-type-v q8_0"
+    assert llama(target="o/Qwen3-8B-GGUF") == f"llama-server -hf o/Qwen3-8B-GGUF:Q4_K_M {cache}"
+    assert llama(target="o/Qwen3-8B-GGUF:Q4_0") == f"llama-server -hf o/Qwen3-8B-GGUF:Q4_0 {cache}"
+    assert llama(target="Qwen3-8B.gguf") == f"llama-server -m Qwen3-8B.gguf {cache}"
+    assert llama(target="Qwen/Qwen3-8B") == f"llama-server -m <Qwen3-8B-Q4_K_M.gguf> {cache}"  # no GGUF files there
+    assert without_option("llamacpp", "o/Qwen3-8B-GGUF", "q4_k_m", "q8_0") == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "kinds", "none"),
+    [
+        ("transformers", "model ngram", "medusa dflash dspark p-eagle eagle mtp block suffix"),
+        ("llamacpp", "model ngram eagle3 mtp dflash", "suffix medusa pard eagle"),
+        ("tensorrt-llm", "model ngram eagle3 mtp dflash pard", "suffix medusa eagle p-eagle"),
+    ],
+)
+def test_flags_are_of_drafters_that_the_engine_has(engine: str, kinds: str, none: str) -> None:
+    for kind in kinds.split():
+        assert "3" in draft_length_flags(engine, 3, kind)
+    for kind in none.split():
+        refusal(lambda kind=kind: draft_length_flags(engine, 3, kind), f"{engine} has no drafters of kind {kind}")
+        refusal(lambda kind=kind: export_flags(engine, 3, drafter=kind), f"{engine} has no drafters of kind {kind}")
+    assert "prompt_lookup_num_tokens=3" in draft_length_flags("transformers", 3, "ngram")
+    assert "num_assistant_tokens" not in export_flags("transformers", 3, drafter="ngram").flags
+    assert "speculative_model: b/d" in export_flags("trtllm", schedule="1:3,8:2", drafter="eagle3", model="b/d").flags
+    refusal(lambda: export_flags("tensorrt-llm", 3, model="b/d"), "names the drafter's kind beside its model")
+
+
+VLLM_LOG = """INFO 11-20 10:00:01 [utils.py:253] non-default args: {'model': 'meta-llama/Llama-3.1-8B-Instruct', \
+'speculative_config': {'method': 'eagle3', 'model': 'b/head', 'num_speculative_tokens': 2}}
+INFO 11-20 10:00:01 [metrics.py:100] SpecDecoding metrics: Mean acceptance length: 2.50, Accepted throughput: \
+150.00 tokens/s, Drafted throughput: 200.00 tokens/s, Accepted: 1500 tokens, Drafted: 2000 tokens, \
+Per-position acceptance rate: 0.900, 0.600, Avg Draft acceptance rate: 75.0%
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "target", "drafter"),
+    [
+        ("", "meta-llama/Llama-3.1-8B-Instruct", ("eagle3", "b/head")),
+        ("--target llama-3.1-8b --drafter eagle3", "meta-llama/Llama-3.1-8B-Instruct", ("eagle3", "b/head")),
+        ("--drafter llama-3.2-1b", "meta-llama/Llama-3.1-8B-Instruct", ("draft_model", "<llama-3.2-1b>")),
+        ("--drafter meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.1-8B-Instruct",
+         ("draft_model", "meta-llama/Llama-3.2-1B")),
+        ("--drafter eagle", "meta-llama/Llama-3.1-8B-Instruct", ("eagle", "<drafter>")),
+        ("--target Qwen/Qwen3-8B", "Qwen/Qwen3-8B", ("eagle3", "<drafter>")),
+        ("--target qwen3-8b", "<qwen3-8b>", ("eagle3", "<drafter>")),
+    ],
+)  # fmt: skip
+def test_a_logs_drafter_is_not_that_of_another_target_or_kind(
+    asked: str, target: str, drafter: tuple[str, str], tmp_path: Path
+) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text(VLLM_LOG)
+    command = json_of(call("specsim", "advise", log, "--gpu", "h200", *asked.split(), "--json"))["commands"][-1]
+    start, _, config = command.partition(" --speculative-config ")
+    found = json.loads(config.strip("'"))
+    assert (start, found["method"], found["model"]) == (f"vllm serve {target}", *drafter)
+
+
+def test_shipped_costs_name_their_drafter(tmp_path: Path) -> None:
+    counters = tmp_path / "counters.json"
+    counters.write_text('{"drafted": [90000, 90000], "accepted": [80000, 70000]}')
+    for cost in (name for name in shipped_costs() if "eagle" in name):
+        asked = ("--cost", cost, "--engine", "vllm", "--json")
+        (command,) = json_of(call("specsim", "advise", counters, *asked))["commands"]
+        assert f'"method": "{"eagle3" if "eagle3" in cost else "eagle"}"' in command
+    costs = tmp_path / "costs.json"
+    costs.write_text('{"s_d": 0.001, "s_t": 0.010}')  # of any drafter
+    (command,) = json_of(call("specsim", "advise", counters, "--cost", costs, "--engine", "vllm", "--json"))["commands"]
+    assert '"method": "<method>", "model": "<drafter>"' in command
+
+
+def test_advice_repeats_devices_and_formats_in_the_command(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text(VLLM_LOG)
+    asked = ("advise", log, "--gpu", "h100", "--tp", 2)
+    for formats, options in (
+        ((), ""),
+        (("--weights", "fp8", "--cache", "fp8"), " --quantization fp8 --kv-cache-dtype fp8"),
+        (("--target", "a/Llama-3.1-8B-FP8"), ""),  # is stored so
+        (("--target", "a/Llama-3.1-8B-FP8", "--weights", "fp8"), ""),
+    ):
+        found = call("specsim", *asked, *formats)
+        target = formats[1] if "--target" in formats else "meta-llama/Llama-3.1-8B-Instruct"
+        assert f"\nvllm serve {target} --tensor-parallel-size 2{options} --speculative-config" in found.out
+        assert "no option" not in found.out
+    assert "note: no option of vllm makes weights int4: serve a" in call("specsim", *asked, "--weights", "int4").out
 
 
 def signs(accepted: list[int], drafter: str | None = None, rounds: int = 1000) -> list[str]:
