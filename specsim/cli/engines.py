@@ -189,7 +189,6 @@ def _server_commands(
     """
     from specsim.cost.roofline.architecture import find_model
     from specsim.cost.roofline.cost import RooflineCost
-    from specsim.cost.roofline.formats import stored_weights
     from specsim.engines.advise import drafter_kind
     from specsim.engines.flags import PLACEHOLDER, kind_of, server_command, without_option
 
@@ -208,8 +207,9 @@ def _server_commands(
     shape = f"<{drafter}>" if drafter and kind == "model" else PLACEHOLDER
     options: dict[str, Any] = {}
     if isinstance(cost, RooflineCost):
-        passes, stored = cost.target, stored_weights(target) if costs.gpu else None
-        weights = passes.weights if passes.weights not in (passes.dtype, stored and stored.weights) else None
+        passes, weights = cost.target, cost.target.weights
+        if weights == passes.dtype or (costs.gpu and (costs.weights is None or weights == _stored(target))):
+            weights = None
         cache = passes.cache if passes.cache != passes.dtype else None
         options = {"tensor_parallel": passes.tensor_parallel, "weights": weights, "cache": cache, "dtype": passes.dtype}
     target = _served(target) or f"<{target or 'target'}>"
@@ -241,6 +241,17 @@ def _self_sizing(
     survival = np.diff([length.tokens_per_round for length in advice.lengths]).tolist()
     sizing = adaptive_verification(survival, cost, costs.batch or 1, context, kind)
     return sizing, None if sizing is None else sizing.text(kind)
+
+
+def _stored(target: str) -> str | dict[str, str] | None:
+    """Format in which a checkpoint stores its weights, as far as its name or its config.json tells."""
+    from specsim.cost.roofline.formats import stored_weights
+
+    try:
+        stored = stored_weights(target)
+    except InputError:  # it tells none, or one that is not known
+        return None
+    return stored and stored.weights
 
 
 def _served(name: str) -> str | None:

@@ -15,6 +15,7 @@ from specsim.io.names import known_name
 
 Weights = str | dict[str, str]
 HINT = "pass the format with --weights, such as --weights int4"
+PACKED = re.compile(r"(?<![a-z])(gguf|mlx|bnb|quantized)(?![a-z])")  # in a name: in fewer bits, or not
 
 
 class Stored(NamedTuple):
@@ -58,7 +59,8 @@ def stored_weights(model: str | ModelConfig) -> Stored | None:
     model : as `find_architecture` takes it. A model's name says it where it ends in a format, such as -FP8 or
         :Q4_K_M; else the format in which it was released counts. A config.json says it under quantization_config.
 
-    Raises InputError for a quantization_config that is not known.
+    Raises InputError for a quantization_config that is not known, and for a name that says of the format only that
+    there is one, such as -GGUF.
 
     >>> stored_weights("openai/gpt-oss-20b")
     Stored(weights={'experts': 'mxfp4'}, source='as gpt-oss-20b was released')
@@ -67,8 +69,14 @@ def stored_weights(model: str | ModelConfig) -> Stored | None:
     """
     named = None if isinstance(model, ModelConfig) else find_model(model)
     if named is not None:
+        name = str(model).casefold()
+        if named.weights == "fp4" and name.startswith("nvidia/"):  # NVFP4, by TensorRT-LLM's page on DeepSeek-R1
+            return Stored("nvfp4", f"by the name {model}")
         if named.weights:
             return Stored(find_format(named.weights), f"by the name {model}")
+        if packed := PACKED.search(name.replace("\\", "/").rpartition("/")[2]):
+            example = "q4_k_m" if packed[0] == "gguf" else "int4"
+            raise InputError(f"{model} does not tell the format of its weights; add it, such as --weights {example}")
         released = published().released.get(named.shape)
         return None if released is None else Stored(released, f"as {named.shape} was released")
     where = "config.json" if isinstance(model, ModelConfig) else model

@@ -79,11 +79,25 @@ def test_a_listed_name_is_found_or_refused_with_few_others(kind: str, name: str)
         ("unsloth/gpt-oss-20b-BF16", "gpt-oss-20b", "bfloat16"),
         ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3", "float8"),
         ("moonshotai/Kimi-K2.5", "kimi-k2.5", {"experts": "int4-g32"}),
+        ("nvidia/DeepSeek-R1-0528-FP4", "deepseek-r1", "nvfp4"),  # TensorRT-LLM's page: "NVFP4 model"
+        ("mlx-community/Qwen3-8B-4bit", "qwen3-8b", "int4"),
+        ("unsloth/Qwen3-8B-bnb-4bit", "qwen3-8b", "int4"),
+        ("unsloth/Qwen3-32B-GGUF:UD-Q4_K_XL", "qwen3-32b", "q4_k_xl"),
     ],
 )
 def test_a_models_name_says_its_shape_and_its_weights(name: str, shape: str, weights: Any) -> None:
     stored = stored_weights(name)
     assert find_architecture(name).name == shape and (stored and stored.weights) == weights
+
+
+@pytest.mark.parametrize(
+    "name", ["unsloth/Qwen3-32B-GGUF", "Qwen3-32B.gguf", "unsloth/DeepSeek-V3-0324-GGUF", "lmstudio/Qwen3-8B-MLX"]
+)
+def test_a_name_that_tells_only_that_there_is_a_format_needs_it(name: str) -> None:
+    refusal(lambda: stored_weights(name), f"{name} does not tell the format of its weights", "--weights ")
+    refusal(lambda: data_sheet_document("rtx-4090", name, "qwen3-0.6b"), "does not tell the format")
+    assert data_sheet_document("rtx-4090", name, "qwen3-0.6b", "q4_k_m")["weights"] == "q4_k_m"
+    assert find_architecture(name).num_layers > 30  # a shape is told
 
 
 @pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "Qwen/Qwen3-Embedding-8B", "qwen3", "-"])
