@@ -22,15 +22,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from specsim.cost.roofline.architecture import find_architecture
+from specsim.cost.roofline.architecture import find_architecture, model_config
 from specsim.cost.roofline.config import ModelConfig
 from specsim.cost.roofline.cost import Covered, Overheads, RooflineCost, find_drafter
+from specsim.cost.roofline.drafters import lacks_mtp
 from specsim.cost.roofline.formats import find_format, stored_weights
 from specsim.cost.roofline.hardware import Derating, Hardware, find_hardware, on_links
 from specsim.cost.roofline.passes import Roofline
@@ -84,6 +86,11 @@ class RooflineForm:
         if stored:
             text = f"{target.formats.removeprefix(', ')} ({stored}; --weights changes it)"
             cost = replace(cost, remarks=(text,))
+        # A checkpoint of its own may hold layers that were trained afterwards.
+        by_kind = isinstance(self.drafter, str) and not re.search(r"[/\\]|\.json$", self.drafter)
+        if cost.drafter.kind == "mtp" and by_kind and lacks_mtp(model_config(model)):
+            text = f"{target.model.name} has no layers for multi-token prediction: mtp needs a checkpoint that has them"
+            cost = replace(cost, remarks=(*cost.remarks, text))
         if self.engine is not None:
             cost = in_engine(cost, self.engine)
         return from_keys(self.calibration, Calibration, f"{name}: calibration", INVALID).applied(cost)

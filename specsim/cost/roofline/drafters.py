@@ -13,6 +13,11 @@ CLASSES = {
 }  # fmt: skip
 ONE_PASS = ("dflash", "dspark", "domino", "p-eagle", "pard")  # draft all tokens in a single pass
 """Drafters of kind block, by the names that engines and papers give them."""
+# model_type of models without layers for multi-token prediction: their code in transformers does not mention any.
+WITHOUT_MTP = (
+    "llama", "llama4_text", "mistral", "ministral3", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma2",
+    "gemma3_text", "phi3", "gpt_oss", "smollm3", "minicpm3", "seed_oss",
+)  # fmt: skip
 LAYERS = "transformer_layer_config"  # where speculators has the sizes of a head's layers
 
 
@@ -61,3 +66,10 @@ def drafter_config(config: ModelConfig) -> DrafterConfig | None:
     if method == "dflash" and "block" in whole:
         whole["block"] -= 1  # the first token of its block is the last accepted token, not a drafted one
     return DrafterConfig(method, ModelConfig({**sizes, "model_type": "llama"}, config.name), **whole)
+
+
+def lacks_mtp(config: ModelConfig) -> bool:
+    """Whether a model's config.json says that it has no layers for multi-token prediction, or its family has none."""
+    text = config | config.inner("text_config")
+    stated = [text[key] for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers") if text.get(key) is not None]
+    return not any(stated) if stated else text.get("model_type") in WITHOUT_MTP

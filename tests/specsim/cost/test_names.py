@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from specsim.cost.files import read_cost
 from specsim.cost.roofline.architecture import find_architecture, find_model, public_shapes
 from specsim.cost.roofline.config import ModelConfig
 from specsim.cost.roofline.cost import KINDS, RooflineCost, find_drafter
+from specsim.cost.roofline.drafters import WITHOUT_MTP, lacks_mtp
 from specsim.cost.roofline.formats import find_format, read_weights, stored_weights
 from specsim.cost.roofline.hardware import BITS, find_hardware, known_hardware
 from specsim.engines.conventions import CONVENTIONS
@@ -274,6 +276,32 @@ def test_drafters_are_told_by_their_architectures(classes: str, kind: str, metho
 def test_drafters_are_found_by_engines_names_and_hub_ids(name: str, kind: str, method: str) -> None:
     drafter = find_drafter(name, find_architecture("qwen3-8b"))
     assert (drafter.kind, drafter.method) == (kind, method)
+
+
+@pytest.mark.parametrize("kind", [*WITHOUT_MTP, "deepseek_v3", "glm4_moe", "qwen3_next", "qwen3_5"])
+def test_families_without_mtp_have_no_word_of_it_in_transformers(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = Path(transformers.__file__).parent / "models" / kind.removesuffix("_text")
+    words = re.search("mtp|nextn", "".join(path.read_text() for path in folder.glob("*.py")))
+    assert folder.is_dir() and (words is None) == (kind in WITHOUT_MTP)
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "lacks"),
+    [
+        ("llama-3.1-8b", "mtp", True), ("Qwen/Qwen3-8B", "NEXTN", True), ("qwen3-30b-a3b", "mtp", True),
+        ("deepseek-v3", "mtp", False), ("qwen3.6-27b", "mtp", False), ("mimo-7b", "mtp", False),
+        ("gemma-4-31b", "mtp", False), ("llama-3.1-8b", "eagle3", False), ("llama-3.1-8b", "a/Llama-3.1-8B-MTP", False),
+    ],
+)  # fmt: skip
+def test_mtp_of_a_model_without_its_layers_is_named(target: str, drafter: str, lacks: bool) -> None:
+    cost = read_cost(data_sheet_document("b200", target, drafter, None, 8 if target == "deepseek-v3" else 1))
+    assert any("has no layers for multi-token prediction" in note for note in cost.notes(1, (1, 1))) == lacks
+
+
+def test_a_config_says_how_many_mtp_layers_there_are() -> None:
+    for count, lacks in ((None, True), (0, True), (1, False)):
+        assert lacks_mtp(ModelConfig({**CONFIG, "num_nextn_predict_layers": count})) == lacks
 
 
 @pytest.mark.parametrize("name", ["draft_model", "STANDALONE", "model"])
