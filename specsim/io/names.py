@@ -100,5 +100,6 @@ def known_name(kind: Kind, name: str, known: Sequence[str], *, where: str = "", 
     found = find_name(kind, name, known)
     if found is None:
         what = " ".join(filter(None, (f"unknown {kind} {name!r}", where)))
-        raise InputError("; ".join(filter(None, (what, nearest_names(name, known), other))))
+        of_owner = re.sub(r"^.*/(?=.)", "", name)  # of a hub id, the model's name alone
+        raise InputError("; ".join(filter(None, (what, nearest_names(of_owner, known), other))))
     return found

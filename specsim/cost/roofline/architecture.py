@@ -72,7 +72,7 @@ class NamedModel(NamedTuple):
 OTHER_MODEL = "give one of the same shape, or the model's config.json"
 OWNERS = ("meta", "qwen", "openai", "google", "nvidia", "mistralai")  # as copies' names begin: Qwen_Qwen3-8B
 ENDINGS = re.compile(
-    "instruct|chat|base|it|hf|thinking|preview|exp|terminus|gguf|mlx|dynamic|block|kv|ud|unsloth|bnb|quantized|"
+    "instruct|chat|base|it|hf|pt|rl|sft|thinking|preview|exp|terminus|gguf|mlx|dynamic|block|kv|ud|unsloth|bnb|quantized|"
     r"v\d+(\.\d+)?|\d{4}"
 )  # of a name, which do not change the shape
 STORED = re.compile(

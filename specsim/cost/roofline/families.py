@@ -84,11 +84,13 @@ class Families(NamedTuple):
     traits : of the supported ones
     refused : the reason why others are not supported
     full_every : each n-th layer has full attention; 0: none
+    defaults : values of keys that a config.json leaves out, those of its class in transformers
     """
 
     traits: dict[str, frozenset[str]]
     refused: dict[str, str]
     full_every: dict[str, int]
+    defaults: dict[str, dict[str, int]]
 
 
 @cache
@@ -97,7 +99,8 @@ def families() -> Families:
     document = json.loads(FAMILIES.read_text())
     traits, refused = ({name: text for text, names in document[key].items() for name in names.split()}
                        for key in ("traits", "refused"))  # fmt: skip
-    return Families({name: frozenset(text.split()) for name, text in traits.items()}, refused, document["full_every"])
+    by_type = {name: frozenset(text.split()) for name, text in traits.items()}
+    return Families(by_type, refused, document["full_every"], document["defaults"])
 
 
 def architecture_from_config(config: ModelConfig, name: str = "") -> Architecture:
@@ -111,13 +114,14 @@ def architecture_from_config(config: ModelConfig, name: str = "") -> Architectur
             {key: config[key] for key in ("tie_word_embeddings",) if key in config},
         )
         config = ModelConfig({"model_type": config.get("model_type"), **text, **outer}, config.name)
-    traits, refused, _ = families()
+    traits, refused, _, defaults = families()
     kind = whole if whole in refused else str(config.get("model_type"))
     if kind in refused:
         raise InputError(f"{where} has model_type {kind!r}, whose passes are not priced: {refused[kind]}")
     if kind not in traits:
         nearest = nearest_names(kind, [*traits])
         raise InputError(f"{where} has model_type {kind!r}, whose passes are not known; {nearest}")
+    config = ModelConfig(defaults.get(kind, {}), config.name) | config
     try:
         return Reading(config, traits[kind]).architecture()
     except InputError:

@@ -63,6 +63,10 @@ PUBLISHED = {
     "qwen2.5-0.5b": (0.49, 0.49), "qwen2.5-7b": (7.61, 7.61), "qwen2.5-72b": (72.7, 72.7),
     "qwen3-32b": (32.8, 32.8), "qwen3-30b-a3b": (30.5, 3.3),
     "mixtral-8x7b": (46.7, 12.9), "gemma-2-9b": (9.24, 9.24), "qwen2.5-32b": (32.8, 32.8), "qwen3-1.7b": (1.72, 1.72),
+    # Gemma 3's by its report's table 1, without vision: embeddings and the rest.
+    "gemma-3-4b": (0.675 + 3.209, 0.675 + 3.209), "gemma-3-1b": (0.302 + 0.698, 0.302 + 0.698), "phi-4": (14.7, 14.7),
+    "mistral-large": (123, 123), "mistral-small-24b": (23.6, 23.6), "mistral-7b": (7.25, 7.25), "qwen3-4b": (4.0, 4.0),
+    "mistral-7b-v0.1": (7.24, 7.24), "qwen2.5-1.5b": (1.54, 1.54), "devstral-small": (23.6, 23.6),
     "deepseek-v3.2": (671, 37), "gemma-3-12b": (11.8, 11.8), "mimo-7b": (7.6, 7.6), "glm-5.2": (744, 40),
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from specsim.cost.roofline.architecture import find_architecture, find_model, pu
 from specsim.cost.roofline.config import ModelConfig
 from specsim.cost.roofline.cost import KINDS, RooflineCost, find_drafter
 from specsim.cost.roofline.drafters import WITHOUT_MTP, lacks_mtp
+from specsim.cost.roofline.families import families
 from specsim.cost.roofline.formats import find_format, read_weights, stored_weights
 from specsim.cost.roofline.hardware import BITS, find_hardware, known_hardware
 from specsim.engines.conventions import CONVENTIONS
@@ -81,6 +83,21 @@ def test_a_listed_name_is_found_or_refused_with_few_others(kind: str, name: str)
         ("unsloth/gpt-oss-20b-BF16", "gpt-oss-20b", "bfloat16"),
         ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3", "float8"),
         ("moonshotai/Kimi-K2.5", "kimi-k2.5", {"experts": "int4-g32"}),
+        ("mistralai/Mistral-Large-Instruct-2411", "mistral-large", None),
+        ("mistralai/Mistral-Small-24B-Instruct-2501", "mistral-small-24b", None),
+        ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", "mistral-small-3.2-24b", None),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b", None),
+        ("mistralai/Mistral-7B-Instruct-v0.1", "mistral-7b-instruct-v0.1", None),
+        ("mistralai/Devstral-Small-2507", "devstral-small", None),
+        ("microsoft/phi-4", "phi-4", None),
+        ("Qwen/Qwen3-4B-Instruct-2507-FP8", "qwen3-4b", "float8"),
+        ("Qwen/Qwen2.5-Coder-32B-Instruct-AWQ", "qwen2.5-coder-32b", "int4"),
+        ("meta-llama/Meta-Llama-3-70B-Instruct", "llama-3-70b", None),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "deepseek-r1-distill-llama-70b", None),
+        ("unsloth/DeepSeek-R1-Distill-Qwen-14B-GGUF:Q8_0", "deepseek-r1-distill-qwen-14b", "q8_0"),
+        ("XiaomiMiMo/MiMo-7B-RL", "mimo-7b", None),
+        ("google/gemma-3-4b-it", "gemma-3-4b", None),
+        ("google/gemma-3-1b-pt", "gemma-3-1b", None),
         ("nvidia/DeepSeek-R1-0528-FP4", "deepseek-r1", "nvfp4"),  # TensorRT-LLM's page: "NVFP4 model"
         ("mlx-community/Qwen3-8B-4bit", "qwen3-8b", "int4"),
         ("unsloth/Qwen3-8B-bnb-4bit", "qwen3-8b", "int4"),
@@ -102,7 +119,16 @@ def test_a_name_that_tells_only_that_there_is_a_format_needs_it(name: str) -> No
     assert find_architecture(name).num_layers > 30  # a shape is told
 
 
-@pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "Qwen/Qwen3-Embedding-8B", "qwen3", "-"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+        "Qwen/Qwen3-Embedding-8B",
+        "qwen3",
+        "-",
+        "microsoft/Phi-4-mini-instruct",
+    ],
+)
 def test_another_model_of_a_known_name_is_not_taken_for_it(name: str) -> None:
     assert find_model(name) is None
     refusal(lambda: find_architecture(name), f"unknown model {name!r}", "nearest: ")
@@ -297,6 +323,33 @@ def test_families_without_mtp_have_no_word_of_it_in_transformers(kind: str) -> N
 def test_mtp_of_a_model_without_its_layers_is_named(target: str, drafter: str, lacks: bool) -> None:
     cost = read_cost(data_sheet_document("b200", target, drafter, None, 8 if target == "deepseek-v3" else 1))
     assert any("has no layers for multi-token prediction" in note for note in cost.notes(1, (1, 1))) == lacks
+
+
+def test_the_nearest_names_are_those_of_the_model_not_of_its_owner() -> None:
+    text = refusal(lambda: find_architecture("mistralai/Mistral-Nemo-Instruct-2407"), "nearest: ")
+    assert "drafter" not in text and "mistral-" in text.partition("nearest: ")[2]
+
+
+def test_a_distilled_model_has_the_shape_of_its_base() -> None:
+    """DeepSeek-R1's model card: Qwen2.5-Math-7B, Qwen2.5-14B and -32B, Llama-3.1-8B, Llama-3.3-70B."""
+    for name, base in (("Qwen-7B", "qwen2.5-7b"), ("Qwen-32B", "qwen2.5-32b"), ("Llama-8B", "llama-3.1-8b")):
+        found = find_architecture(f"deepseek-ai/DeepSeek-R1-Distill-{name}")
+        assert replace(found, name=base) == find_architecture(base)
+        assert stored_weights(f"deepseek-ai/DeepSeek-R1-Distill-{name}") is None  # not DeepSeek-R1's float8
+
+
+def test_keys_that_gemma_3_leaves_out_are_transformers_defaults() -> None:
+    """The published config.json of gemma-3-4b-it: its text_config says no heads, vocabulary or size of heads."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "sliding_window": 1024}  # fmt: skip
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
+    found = find_architecture(ModelConfig(config), "gemma-3-4b")
+    assert found == find_architecture("google/gemma-3-4b-it", "gemma-3-4b")
+    assert (found.plain_attention.heads, found.plain_attention.kv_heads, found.vocab_size) == (8, 4, 262208)
+    transformers = pytest.importorskip("transformers")
+    for family, keys in families().defaults.items():
+        own = transformers.CONFIG_MAPPING[family]().to_dict()
+        assert {key: own[key] for key in keys} == keys
 
 
 def test_a_config_says_how_many_mtp_layers_there_are() -> None:
