@@ -25,7 +25,10 @@ ALIASES: dict[Kind, dict[str, str]] = {
         # as nvidia-smi prints them
         "a100sxm480gb": "a100", "a100sxm440gb": "a100-40gb", "a800sxm480gb": "a800", "h10080gbhbm3": "h100",
         "rtxa6000": "a6000", "rtxpro6000blackwellworkstationedition": "rtx-pro-6000",
+        "a10080gbpcie": "a100-pcie", "a100pcie80gb": "a100-pcie", "teslat4": "t4",
+        "rtx6000adageneration": "rtx-6000-ada", "rtxpro6000blackwellserveredition": "rtx-pro-6000-server",
         # as people shorten them
+        "a10040": "a100-40gb", "rtxpro6000serveredition": "rtx-pro-6000-server", "a100pcie40": "a100-pcie-40gb",
         "a10080gb": "a100", "a100sxm": "a100", "a100sxm4": "a100", "a100sxm40gb": "a100-40gb", "a100sxm80gb": "a100",
         "h10080gb": "h100", "h100sxm": "h100", "h100sxm5": "h100", "h100sxm80gb": "h100", "h100sxm580gb": "h100",
         "h100pcie80gb": "h100-pcie", "h10080gbpcie": "h100-pcie", "h200sxm": "h200", "h200141gb": "h200",

@@ -31,7 +31,11 @@ BUILT = {
     "b200": (8192, 8.0, 0, 0, 0), "gb200": (8192, 8.0, 0, 0, 0), "gb300": (8192, 8.0, 0, 0, 0),
     "m4-max": (512, 8.533, 40, 256, 1.8), "m3-ultra": (1024, 6.4, 80, 256, 1.38),
     "strix-halo": (256, 8.0, 40, 512, 2.9), "epyc-9655": (768, 6.4, 96, 64, 2.6),
-    "epyc-9655-core": (64, 6.4, 1, 64, 2.6),
+    "epyc-9655-core": (64, 6.4, 1, 64, 2.6), "a100-pcie": (5120, 3.024, 108, 2048, 1.41),
+    "a100-pcie-40gb": (5120, 2.43, 108, 2048, 1.41), "h100-nvl": (6016, 5.238, 0, 0, 0),
+    "t4": (256, 10, 40, 1024, 1.59), "h200-nvl": (6144, 6.25, 0, 0, 0), "a10": (384, 12.5, 72, 1024, 1.695),
+    "a10g": (384, 12.5, 80, 512, 1.71), "l40": (384, 18, 142, 512, 2.49), "rtx-6000-ada": (384, 20, 142, 1024, 2.505),
+    "rtx-pro-6000-server": (512, 25, 188, 1024, 2.43),
 }  # fmt: skip
 # GB of memory, links to other devices, and GB/s of a link in one direction: NVLink 2 and 3 (25, bridges 14.0625), 4
 # (25) and 5 (50), Infinity Fabric, or PCIe of 16 lanes.
@@ -42,7 +46,9 @@ JOINED = {
     "b200": (180, 18, 50), "b300": (288, 18, 50), "gb200": (186, 18, 50), "gb300": (288, 18, 50),
     "rtx-4090": (24, 16, 2), "rtx-3090": (24, 4, 14.0625), "rtx-5090": (32, 16, 4), "rtx-pro-6000": (96, 16, 4),
     "mi300x": (192, 7, 64), "mi325x": (256, 7, 64), "mi355x": (288, 7, 76.8), "arc-pro-b60": (24, 16, 2),
-    "arc-pro-b70": (32, 16, 4),
+    "arc-pro-b70": (32, 16, 4), "a100-pcie": (80, 12, 25), "a100-pcie-40gb": (40, 12, 25), "h100-nvl": (94, 12, 25),
+    "h200-nvl": (141, 18, 25), "a10": (24, 16, 2), "a10g": (24, 16, 2), "t4": (16, 16, 1), "l40": (48, 16, 2),
+    "rtx-6000-ada": (48, 16, 2), "rtx-pro-6000-server": (96, 16, 4),
 }  # fmt: skip
 # GPUs of a system, and the PFLOPS in 8 bits with sparsity, twice the dense ones, that NVIDIA prints for all of it.
 SYSTEMS = {"b200": (8, 72), "b300": (8, 72), "gb200": (72, 720), "gb300": (72, 720)}
@@ -83,6 +89,15 @@ def test_flops_of_eight_bits_are_twice_those_of_sixteen() -> None:
         if name in SYSTEMS:
             count, petaflops = SYSTEMS[name]
             assert flops["float8"] == pytest.approx(1e15 * petaflops / 2 / count)
+
+
+@pytest.mark.parametrize("name", ["h100-nvl", "h200-nvl"])
+def test_an_nvl_card_has_the_chip_of_the_sxm_at_lower_clocks(name: str) -> None:
+    """132 multiprocessors x 256 FLOPs of float32 a cycle x 1.785 GHz of product brief PB-11773; matrix units throttle
+    further, to 0.845 of the SXM module's 1,979 TFLOPS, as NVIDIA's product pages print both."""
+    card, module = find_hardware(name), find_hardware("h100")
+    assert card.flops["float32"] == pytest.approx(132 * 256 * 1.785e9, rel=0.01)
+    assert card.flops["float8"] / module.flops["float8"] == pytest.approx(3341 / 3958, rel=0.001)
 
 
 def test_a_910c_is_two_910b() -> None:
