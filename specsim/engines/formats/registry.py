@@ -160,6 +160,11 @@ def recognise(path: Path) -> list[str]:
                 f"{path} is {what}, which counts no drafts; save the server's /metrics before and after it and give "
                 f"both to `specsim import prometheus`, or give this to `specsim doctor COUNTERS --baseline {path.name}`"
             )
+    if not kinds and re.fullmatch(r"\s*\[[\d\s.,eE+-]+\]\s*", text):
+        raise InputError(
+            f'{path} is a list of numbers, without counts; give counters by depth, {{"drafted": [1000, 1000], '
+            '"accepted": [720, 500]}, or the mean acceptance length: `specsim advise --accept-length 2.22 --k 2`'
+        )
     if not kinds:
         raise InputError(f"{path} holds nothing that an engine or a benchmark writes about drafts; {NOTHING}")
     return kinds

@@ -419,6 +419,19 @@ def test_what_a_file_mixes_is_named(tmp_path: Path) -> None:
     assert mixed_sources(log) == []
 
 
+def test_a_list_of_rates_is_told_what_to_give_instead(tmp_path: Path) -> None:
+    """Both that the refusal names are read, and are of two positions of 0.72 and 0.5: 1 + 0.72 + 0.5 tokens a round."""
+    rates, counters = tmp_path / "rates.json", tmp_path / "counters.json"
+    rates.write_text("[0.72, 0.5]\n")
+    asked = ("--cost", "vllm-llama3.1-8b-eagle3-h100", "--json")
+    text = refusal(lambda: read_counts(rates), "rates.json is a list of numbers, without counts")
+    counters.write_text(text[text.index("{") : text.index("}") + 1])
+    length = re.findall("--accept-length .* --k 2", text)[0].split()
+    for given in ([counters], length):
+        found = json_of(call("specsim", "advise", *given, *asked))
+        assert found["lengths"][2]["tokens_per_round"] == pytest.approx(2.22)
+
+
 def test_ids_are_the_users_own(tmp_path: Path) -> None:
     counters = tmp_path / "counters.json"
     counters.write_text(json.dumps({"drafted": [10**6] * 3, "accepted": [8 * 10**5, 6 * 10**5, 5 * 10**5]}))
