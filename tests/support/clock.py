@@ -1,4 +1,4 @@
-"""A clock that stands still but for what a test adds, in place of `time.perf_counter`."""
+"""A clock that stands still but for what a test adds, in place of `time.perf_counter` and `time.monotonic`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class SetClock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.passes = 0.0, 0
-        monkeypatch.setattr(time, "perf_counter", self)
+        for clock in ("perf_counter", "monotonic"):
+            monkeypatch.setattr(time, clock, self)
 
     def __call__(self) -> float:
         self.now_s += READING_S

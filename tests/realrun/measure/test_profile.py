@@ -167,7 +167,7 @@ def test_only_what_is_not_precise_is_measured_further_and_all_of_it_in_every_fif
 
     monkeypatch.setattr(Sweeps, "run", noted)
     time_passes(monkeypatch, lambda tokens, _: 0.01 * (rng.uniform(0.5, 1.5) if tokens == 3 else 1.0))
-    profile(tiny_pair(), contexts=[4, 9], depth=4, limit_s=3, tree_tokens=0)
+    profile(tiny_pair(), contexts=[4, 9], depth=4, limit_s=8, tree_tokens=0)
     passes = [{key[1] for key in sweep.points if key[0] == "verify"} for sweep in swept]
     assert passes[:5] == [{1, 2, 3, 4, 5}] * 5 and passes[5:9] == [{3}] * 4
     assert passes[9] == {1, 2, 3, 4, 5}
