@@ -14,6 +14,7 @@ from specsim.engines import rates
 from specsim.engines.formats.reading import count, json_records, log_lines
 from specsim.engines.formats.records import ImportedRecords, Setup, Skipped
 from specsim.engines.formats.requests import DETAILED
+from specsim.engines.formats.sglang import CHAIN, setup_of
 from specsim.io.errors import InputError
 from specsim.io.json import checked
 
@@ -203,6 +204,7 @@ class ServerInfo(TypedDict):
     speculative_algorithm: NotRequired[str | None]
     speculative_num_steps: NotRequired[int | None]
     speculative_eagle_topk: NotRequired[int | None]
+    speculative_num_draft_tokens: NotRequired[int | None]
 
 
 def _of_server_info(record: Mapping[str, Any], path: Path, skipped: Skipped) -> ImportedRecords:
@@ -213,19 +215,16 @@ def _of_server_info(record: Mapping[str, Any], path: Path, skipped: Skipped) -> 
         raise InputError(
             f"{path}: the server has no avg_spec_accept_length; send requests to a speculative server first"
         )
+    arguments: Any = info
+    setup, trees = setup_of(arguments)
     return ImportedRecords(
         None,
         SGLANG,
         averages={LENGTH: float(np.mean(lengths))},
         skipped=skipped,
-        instead=SGLANG_INSTEAD,
-        trees=(info.get("speculative_eagle_topk") or 1) > 1,
-        setup=Setup(
-            info.get("model_path") or "",
-            info.get("speculative_draft_model_path") or "",
-            info.get("speculative_algorithm") or "",
-            info.get("speculative_num_steps"),
-        ),
+        instead=CHAIN if trees else SGLANG_INSTEAD,
+        trees=trees,
+        setup=setup,
     )
 
 

@@ -15,6 +15,7 @@ from specsim.io.arrays import Ints
 from specsim.io.errors import InputError
 from specsim.io.json import checked
 
+PATHS = "of draft trees these are paths accepted among the branches, which a chain of the same drafter does not reach"
 ANSWERS = "give Spec-Bench's answers, with choices[].accept_lengths, or EAGLE's, with idxs and new_tokens"
 
 
@@ -77,7 +78,7 @@ def _of_lengths(lists: Sequence[Sequence[int]], outputs: Sequence[int | None], s
     notes = (
         why,
         f"drafts are taken to be {depth} deep, as the longest accepted; their real length is unknown",
-        "of draft trees these are paths accepted among the branches, which a chain of the same drafter does not reach",
+        PATHS,
         "the positions of rounds are unknown: no column t",
     )
     return ImportedRecords(
@@ -136,6 +137,7 @@ def _of_turns(turns: Sequence[tuple[int, int]], skipped: Skipped) -> ImportedRec
         requests=len(turns),
         output_tokens=(output,),
         sums=(rounds, None, output - rounds),
+        notes=(PATHS,),
         skipped=skipped,
         instead="run Spec-Bench, whose answers have the accept_lengths of every round",
     )

@@ -79,7 +79,7 @@ def read_responses(paths: Sequence[Path]) -> ImportedRecords:
         return replace(
             imported,
             notes=(f"{drafted:,} drafts in {passes:,} passes of at most {depth} steps: these are nodes of trees",),
-            instead="run SGLang with --speculative-eagle-topk 1",
+            instead=CHAIN,
             trees=True,
         )
     times = np.zeros(depth + 1, dtype=np.int64)
@@ -134,12 +134,26 @@ def _verified(meta: Meta, name: str) -> Verified:
 DECODE = re.compile(r"Decode batch[.,]")
 RUNNING = re.compile(r"#running-req: (\d+)")
 SPEED = re.compile(r"gen throughput \(token/s\): (\d+(?:\.\d+)?)")
-SETTINGS = {
-    "model": re.compile(r"\bmodel_path='([^']{1,200})'"),
-    "drafter": re.compile(r"speculative_draft_model_path='([^']{1,200})'"),
-    "method": re.compile(r"speculative_algorithm='([\w-]{1,40})'"),
-    "steps": re.compile(r"speculative_num_steps=(\d{1,3})\b"),
-}
+ARGUMENTS = re.compile(
+    r"\b(model_path|speculative_(?:draft_model_path|algorithm|num_steps|eagle_topk|num_draft_tokens))="
+    r"(?:'([^']{1,200})'|(\d{1,9})\b)"
+)
+CHAIN = "run SGLang with --speculative-eagle-topk 1"
+
+
+def setup_of(arguments: Mapping[str, str | int | None]) -> tuple[Setup, bool]:
+    """The server of SGLang's arguments, and whether it drafts trees."""
+    steps, top_k, nodes = (
+        int(arguments.get(f"speculative_{name}") or 0) for name in ("num_steps", "eagle_topk", "num_draft_tokens")
+    )
+    model, drafter, method = (
+        str(arguments.get(name) or "")
+        for name in ("model_path", "speculative_draft_model_path", "speculative_algorithm")
+    )
+    trees = top_k > 1 if top_k else nodes > steps + 1 > 1  # the root is one of the draft tokens
+    return Setup(model, drafter, method, steps or None), trees
+
+
 LENGTH = re.compile(r"accept len: (\d+\.\d+),")
 RATE = re.compile(r"accept rate: (\d+\.\d+),")
 
@@ -153,10 +167,10 @@ def read_log(paths: Sequence[Path]) -> ImportedRecords:
     shares: list[rates.Printed] = []  # with an accept rate in every line, as many as lengths
     weights, speeds = [], []
     skipped = Skipped()
-    settings: dict[str, str] = {}
+    arguments: dict[str, str | int | None] = {}
     for line in log_lines(paths, skipped):
         if "ServerArgs(" in line or "server_args=" in line:
-            settings |= {key: match[1] for key, pattern in SETTINGS.items() if (match := pattern.search(line))}
+            arguments |= {name: text or number for name, text, number in ARGUMENTS.findall(line)}
         decode = RUNNING.search(line) if DECODE.search(line) else None
         if decode is None:
             continue
@@ -171,7 +185,6 @@ def read_log(paths: Sequence[Path]) -> ImportedRecords:
             speeds += [float(match[1])] if (match := SPEED.search(line)) else []
     if not lengths:
         raise InputError(f"{paths[0]} holds no line 'Decode batch' with accept len; give a speculative run's log")
-    steps = settings.pop("steps", None)
     tokens: int | None = None
     averages = {"accept len": float(np.average([length.value for length in lengths], weights=weights))}
     notes = [f"averages of {len(lengths):,} lines, each weighted by its running requests, as no counts are printed"]
@@ -181,16 +194,27 @@ def read_log(paths: Sequence[Path]) -> ImportedRecords:
         notes.append(definition)
     else:
         notes.append(f"{len(lengths) - len(shares):,} lines have no accept rate, as of older versions")
-    setup = Setup(
-        settings.get("model", ""),
-        settings.get("drafter", ""),
-        settings.get("method", ""),
-        draft_tokens=int(steps) if steps else tokens,
+    setup, trees = setup_of(arguments)
+    if tokens and not setup.draft_tokens:
+        notes.append(
+            f"K = {tokens} is taken from the accept rate, which counts the nodes of a draft tree: give the log with "
+            "its line of server_args to tell a tree from a chain"
+        )
+    setup = replace(
+        setup,
+        draft_tokens=setup.draft_tokens or tokens,
         running=float(np.mean(weights)),
         tokens_per_s=float(np.mean(speeds)) if speeds else None,
     )
     return ImportedRecords(
-        None, ENGINE, averages=averages, notes=tuple(notes), skipped=skipped, instead=INSTEAD, setup=setup
+        None,
+        ENGINE,
+        averages=averages,
+        notes=tuple(notes),
+        skipped=skipped,
+        instead=CHAIN if trees else INSTEAD,
+        setup=setup,
+        trees=trees,
     )
 
 

@@ -54,6 +54,7 @@ SETTINGS = {
         r"'speculative_config': \{[^{}]{0,300}?'model': '([^']{1,200})'"
     ),
     "verification": re.compile(r"'rejection_sample_method': '(\w+)'"),
+    "tree": re.compile(r"speculative_token_tree'?[:=] ?[\"']\[([\d(), ]{1,4000})\]"),
 }
 VERIFICATION = {  # notes by rejection_sample_method, for methods that do not verify token by token
     "block": "block verification accepts a draft as a whole: a draft cut at K is accepted otherwise than a draft of K; "
@@ -210,13 +211,18 @@ def read_vllm_log(paths: Sequence[Path]) -> ImportedRecords:
     )
     setup = Setup(model, drafter, method, running=lines.running, tokens_per_s=lines.tokens_per_s)
     engine = "lmdeploy" if lines.lmdeploy else "vllm"
-    imported = ImportedRecords(None, engine, version=version, skipped=skipped, instead=DETAILED, setup=setup)
+    trees = re.search("[1-9]", lines.settings.get("tree", "")) is not None  # a chain has first children alone, all 0
+    instead = "run vLLM without speculative_token_tree" if trees else DETAILED
+    imported = ImportedRecords(
+        None, engine, version=version, skipped=skipped, instead=instead, setup=setup, trees=trees
+    )
     if lines.parts:
         output, plain, notes = lines.plain()
         told = replace(imported, output_tokens=None if output is None else (output,), plain_steps=plain)
         imported = _with_counters(lines.parts, told)
         notes += [VERIFICATION[rule]] if rule in VERIFICATION else []
-        return replace(imported, notes=(*imported.notes, *notes))
+        imported = replace(imported, notes=(*imported.notes, *notes))
+        return replace(imported, source=None, sums=imported.counted, instead=instead) if trees else imported
     if not lines.old:
         if lines.lacking:
             raise InputError(f"{paths[0]}: {lines.lacking}")

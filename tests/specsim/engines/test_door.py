@@ -432,6 +432,35 @@ def test_sglangs_server_info(tmp_path: Path) -> None:
         read_counts(path)
 
 
+@pytest.mark.parametrize(
+    ("given", "instead"),
+    [
+        ("speculative_num_steps=5, speculative_eagle_topk=8, speculative_num_draft_tokens=32", "sglang"),
+        ("speculative_num_steps=5, speculative_num_draft_tokens=32", "sglang"),  # a chain of 5 has 6, with the root
+        ("'speculative_token_tree': '[(0,), (1,), (0, 0)]'", "vllm"),
+        ("speculative_num_steps=3, speculative_eagle_topk=1, speculative_num_draft_tokens=4", ""),
+        ("'speculative_token_tree': '[(0,), (0, 0), (0, 0, 0)]'", ""),
+    ],
+)
+def test_a_log_of_draft_trees_is_not_read_as_a_chain(given: str, instead: str, tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    if "token_tree" in given:
+        start = f"non-default args: {{'model': 'a/b', 'speculative_config': {{'method': 'eagle3', {given}}}}}\n"
+        log.write_text(start + (INPUTS / "wrapped_log.txt").read_text())
+    else:
+        start = f"server_args=ServerArgs(model_path='a/b', speculative_algorithm='EAGLE3', {given})\n"
+        log.write_text(f"{start}Decode batch. #running-req: 1, #token: 16, accept len: 3.10, cuda graph: True\n")
+    if not instead:
+        assert isinstance(read_counts(log).source, Counters)
+        return
+    flag = {"sglang": "run SGLang with --speculative-eagle-topk 1", "vllm": "run vLLM without speculative_token_tree"}
+    refused = f"draft trees do not give acceptance by position; {flag[instead]}"
+    assert_refused(call("specsim", "advise", log, *H100), refused)
+    doctor = call("specsim", "doctor", log, "--tokens-per-second", 100, "--baseline-tokens-per-second", 50)
+    assert_refused(doctor, refused)
+    assert flag[instead] in call("specsim", "import", log).out
+
+
 @pytest.mark.parametrize("totals", [{"output_tokens": 1000}, {"output_tokens": 9000, "plain_steps": 10}])
 def test_counters_whose_tokens_contradict_them_are_refused(totals: dict[str, int]) -> None:
     """1,000 rounds of K = 3 that accept 1,180 tokens put out 2,180."""

@@ -190,6 +190,7 @@ def test_answers_that_eagle_published(tmp_path: Path) -> None:
     ]
     imported = read("accept-lengths", tmp_path, "".join(json.dumps(answer) + "\n" for answer in answers))
     assert imported.source is None and imported.sums == (992, None, 2460) and imported.output_tokens == (3452,)
+    assert "of draft trees these are paths" in imported.notes[0]  # EAGLE drafts trees; the answers do not say it
     answers[1]["choices"] = [{"idxs": [40], "new_tokens": [30]}]
     with pytest.raises(InputError, match="answer 2: fewer tokens than rounds"):
         read("accept-lengths", tmp_path, "".join(json.dumps(answer) + "\n" for answer in answers))
@@ -293,6 +294,7 @@ def test_averages_of_sglangs_log_and_their_definition(tmp_path: Path) -> None:
     imported = read_format("sglang-log", [log])
     assert imported.source is None and imported.averages["accept len"] == pytest.approx(2.17)
     assert "accept rate = (accept len - 1) / 3: 3 draft tokens beside the root" in imported.notes
+    assert "counts the nodes of a draft tree" in imported.notes[-1]  # its line of server_args, which tells, is missing
     text = call("specsim", "import", "sglang-log", log).out
     assert "2.17" in text and "sglang-responses" in text
 
