@@ -135,7 +135,7 @@ class GpuSettings(Settings):
         "where it has no bfloat16).",
     )
     cache: str | None = setting(None, CACHE_HELP, metavar="FORMAT")
-    tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
+    tp: int | None = setting(None, "GPUs that share every layer (tensor parallelism; default: 1).", low=1)
     engine_alone: ClassVar[bool] = False  # whether --engine has a meaning without --gpu
     names_later: ClassVar[bool] = False  # whether a file may give the target and the drafter
 
@@ -143,7 +143,7 @@ class GpuSettings(Settings):
         super().__post_init__()
         if self.gpu is None or not self.names_later:
             self.check_names()
-        about = self.weights, self.cache, self.tp != 1, self.dtype, not self.engine_alone and self.engine
+        about = self.weights, self.cache, (self.tp or 1) != 1, self.dtype, not self.engine_alone and self.engine
         if self.gpu is None and any(about):
             raise InputError(
                 "--engine, --weights, --dtype, --cache and --tp describe costs on a GPU; give --gpu, --target and "
@@ -159,7 +159,8 @@ class GpuSettings(Settings):
     @property
     def gpu_text(self) -> str:
         """The models and the machine that the options name."""
-        devices = f"{self.tp} x {self.gpu}" if self.tp > 1 else self.gpu
+        tp = self.tp or 1
+        devices = f"{tp} x {self.gpu}" if tp > 1 else self.gpu
         formats = f", weights {self.weights}" if self.weights else ""
         formats += f", {self.dtype}" if self.dtype else ""
         formats += f", {self.cache} cache" if self.cache else ""
@@ -174,7 +175,7 @@ class GpuSettings(Settings):
         if self.gpu is None or self.target is None or self.drafter is None:
             return None
         names = self.gpu, self.target, self.drafter
-        return data_sheet_document(*names, self.weights, self.tp, self.engine, self.dtype, self.cache)
+        return data_sheet_document(*names, self.weights, self.tp or 1, self.engine, self.dtype, self.cache)
 
     def costs(self, cost: T | None) -> T | dict[str, Any]:
         """Return the cost file, or the costs on the GPU; InputError for none or both."""

@@ -93,6 +93,9 @@ class Reading(NamedTuple):
         parts += [f"K = {setup.draft_tokens}"] if setup.draft_tokens else []
         parts += [f"{setup.running:.3g} request{'s' * (setup.running != 1)} at once"] if setup.running else []
         parts += [f"contexts of {setup.context:,} tokens"] if setup.context else []
+        parts += [f"tp = {setup.tp}"] if (setup.tp or 1) > 1 else []
+        parts += [f"{setup.weights} weights"] if setup.weights else []
+        parts += [f"{setup.cache} KV cache"] if setup.cache else []
         parts += [" with ".join(filter(None, (setup.model, setup.method or setup.drafter)))]
         return f"{self.name + ' ' if self.name else ''}read as {', '.join(filter(None, parts))}"
 

@@ -17,6 +17,14 @@ Weights = str | dict[str, str]
 HINT = "pass the format with --weights, such as --weights int4"
 PACKED = re.compile(r"(?<![a-z])(gguf|mlx|bnb|quantized)(?![a-z])")  # in a name: in fewer bits, or not
 
+# By the words of vLLM and SGLang, for what they quantise themselves or take only in a single format.
+ENGINE_FORMATS = {
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fbgemm_fp8", "ptpc_fp8", "w8a8_fp8"), "float8"),
+    "modelopt_fp8": "float8", "modelopt_fp4": "nvfp4", "petit_nvfp4": "nvfp4", "nvfp4": "nvfp4",
+    "nvfp4_online": "nvfp4", "awq": "int4", "awq_marlin": "int4", "w8a8_int8": "int8", "int8": "int8",
+    "bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "half": "float16",
+}  # fmt: skip
+
 
 class Stored(NamedTuple):
     """The format in which a checkpoint stores its weights, and where it is written."""

@@ -200,6 +200,9 @@ class ServerInfo(TypedDict):
 
     internal_states: list[State]
     model_path: NotRequired[str | None]
+    tp_size: NotRequired[int | None]
+    quantization: NotRequired[str | None]
+    kv_cache_dtype: NotRequired[str | None]
     speculative_draft_model_path: NotRequired[str | None]
     speculative_algorithm: NotRequired[str | None]
     speculative_num_steps: NotRequired[int | None]

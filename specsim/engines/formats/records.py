@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 METADATA = b"specsim.import"
+UNSET = ("None", "none", "auto")  # words of engines for an option that was not given
 Skipped = Counter[str]  # lines, records or requests that were left out, by reason
 
 
@@ -48,6 +49,9 @@ class Setup:
     running : requests that ran at once, on average; None if unknown
     tokens_per_s : output tokens per second, of all requests together; None if unknown
     context : mean cached tokens of a request: its prompt and half of its output; None if unknown
+    tp : GPUs that share every layer; None if unknown
+    weights, cache : formats that the engine was told to hold weights and the KV cache in, in its words, such as
+        "fp8_e4m3"; "" if it was told none
     """
 
     model: str = ""
@@ -57,6 +61,9 @@ class Setup:
     running: float | None = None
     tokens_per_s: float | None = None
     context: int | None = None
+    tp: int | None = None
+    weights: str = ""
+    cache: str = ""
 
     @property
     def kind(self) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from specsim.acceptance.sources import MOST_DRAFTED
 from specsim.engines import rates
 from specsim.engines.formats.reading import count, json_records, log_lines
-from specsim.engines.formats.records import ImportedRecords, Setup, Skipped
+from specsim.engines.formats.records import UNSET, ImportedRecords, Setup, Skipped
 from specsim.io.errors import InputError
 from specsim.io.json import checked
 
@@ -135,7 +135,7 @@ DECODE = re.compile(r"Decode batch[.,]")
 RUNNING = re.compile(r"#running-req: (\d+)")
 SPEED = re.compile(r"gen throughput \(token/s\): (\d+(?:\.\d+)?)")
 ARGUMENTS = re.compile(
-    r"\b(model_path|speculative_(?:draft_model_path|algorithm|num_steps|eagle_topk|num_draft_tokens))="
+    r"\b(model_path|tp_size|quantization|kv_cache_dtype|speculative_(?:draft_model_path|algorithm|num_steps|eagle_topk|num_draft_tokens))="
     r"(?:'([^']{1,200})'|(\d{1,9})\b)"
 )
 CHAIN = "run SGLang with --speculative-eagle-topk 1"
@@ -146,12 +146,12 @@ def setup_of(arguments: Mapping[str, str | int | None]) -> tuple[Setup, bool]:
     steps, top_k, nodes = (
         int(arguments.get(f"speculative_{name}") or 0) for name in ("num_steps", "eagle_topk", "num_draft_tokens")
     )
-    model, drafter, method = (
-        str(arguments.get(name) or "")
-        for name in ("model_path", "speculative_draft_model_path", "speculative_algorithm")
-    )
+    names = "model_path", "speculative_draft_model_path", "speculative_algorithm", "quantization", "kv_cache_dtype"
+    words = (str(arguments.get(name) or "") for name in names)
+    model, drafter, method, weights, cache = ("" if word in UNSET else word for word in words)
+    tp = int(arguments.get("tp_size") or 0) or None
     trees = top_k > 1 if top_k else nodes > steps + 1 > 1  # the root is one of the draft tokens
-    return Setup(model, drafter, method, steps or None), trees
+    return Setup(model, drafter, method, steps or None, tp=tp, weights=weights, cache=cache), trees
 
 
 LENGTH = re.compile(r"accept len: (\d+\.\d+),")
@@ -168,7 +168,9 @@ def read_log(paths: Sequence[Path]) -> ImportedRecords:
     weights, speeds = [], []
     skipped = Skipped()
     arguments: dict[str, str | int | None] = {}
+    parallel_attention = False
     for line in log_lines(paths, skipped):
+        parallel_attention |= "enable_dp_attention=True" in line
         if "ServerArgs(" in line or "server_args=" in line:
             arguments |= {name: text or number for name, text, number in ARGUMENTS.findall(line)}
         decode = RUNNING.search(line) if DECODE.search(line) else None
@@ -194,6 +196,8 @@ def read_log(paths: Sequence[Path]) -> ImportedRecords:
         notes.append(definition)
     else:
         notes.append(f"{len(lengths) - len(shares):,} lines have no accept rate, as of older versions")
+    if parallel_attention:
+        notes.append("attention is data-parallel (enable_dp_attention), while costs split it over --tp")
     setup, trees = setup_of(arguments)
     if tokens and not setup.draft_tokens:
         notes.append(

@@ -17,7 +17,7 @@ import numpy as np
 from specsim.acceptance.sources import SLACK
 from specsim.engines import rates
 from specsim.engines.formats.reading import count, log_lines, single_version
-from specsim.engines.formats.records import ImportedRecords, Setup, Skipped
+from specsim.engines.formats.records import UNSET, ImportedRecords, Setup, Skipped
 from specsim.engines.formats.requests import DETAILED
 from specsim.io.errors import InputError
 
@@ -54,8 +54,12 @@ SETTINGS = {
         r"'speculative_config': \{[^{}]{0,300}?'model': '([^']{1,200})'"
     ),
     "verification": re.compile(r"'rejection_sample_method': '(\w+)'"),
+    "tp": re.compile(r"'tensor_parallel_size': (\d{1,5})|\btensor_parallel_size=(\d{1,5})"),
+    "weights": re.compile(r"'quantization': '([\w-]{1,40})'|\bquantization='?([\w-]{1,40})"),
+    "cache": re.compile(r"'kv_cache_dtype': '(\w{1,40})'|\bkv_cache_dtype='?(\w{1,40})"),
     "tree": re.compile(r"speculative_token_tree'?[:=] ?[\"']\[([\d(), ]{1,4000})\]"),
 }
+SPECULATIVE = re.compile(r"'speculative_config': \{[^{}]{0,4000}\}")  # whose quantization is the drafter's
 VERIFICATION = {  # notes by rejection_sample_method, for methods that do not verify token by token
     "block": "block verification accepts a draft as a whole: a draft cut at K is accepted otherwise than a draft of K; "
     "measure the K that you choose",
@@ -101,8 +105,9 @@ class Lines:
         if match := VERSION.search(line):
             self.versions.append(match[1])
         if "'" in line:
+            of_target = SPECULATIVE.sub("", line)
             for name, pattern in SETTINGS.items():
-                if match := pattern.search(line):
+                if match := pattern.search(of_target if name in ("tp", "weights", "cache") else line):
                     self.settings.setdefault(name, next(filter(None, match.groups())))
         marked = "Spec" in line and MARK.search(line) is not None
         match = GENERATING.search(line) if "throughput" in line else None
@@ -206,12 +211,20 @@ def read_vllm_log(paths: Sequence[Path]) -> ImportedRecords:
     if lines.parts and lines.old:
         raise InputError(f"the log has lines of several versions of vllm; {ONE_SERVER}")
     version = single_version(lines.versions)
-    model, drafter, method, rule = (
-        lines.settings.get(name, "") for name in ("model", "drafter", "method", "verification")
+    words = (lines.settings.get(name, "") for name in SETTINGS)
+    model, method, drafter, rule, tp, weights, cache, tree = ("" if word in UNSET else word for word in words)
+    setup = Setup(
+        model,
+        drafter,
+        method,
+        running=lines.running,
+        tokens_per_s=lines.tokens_per_s,
+        tp=int(tp or 0) or None,
+        weights=weights,
+        cache=cache,
     )
-    setup = Setup(model, drafter, method, running=lines.running, tokens_per_s=lines.tokens_per_s)
     engine = "lmdeploy" if lines.lmdeploy else "vllm"
-    trees = re.search("[1-9]", lines.settings.get("tree", "")) is not None  # a chain has first children alone, all 0
+    trees = re.search("[1-9]", tree) is not None  # a chain has first children alone, all 0
     instead = "run vLLM without speculative_token_tree" if trees else DETAILED
     imported = ImportedRecords(
         None, engine, version=version, skipped=skipped, instead=instead, setup=setup, trees=trees

@@ -242,6 +242,70 @@ def test_the_models_of_a_log_are_taken(tmp_path: Path) -> None:
     assert answer.out == call("specsim", "advise", log, *H100, "--batch", 64).out
 
 
+VLLM_CONFIG = "(v0.12.0) with config: model='llama-3.1-8b', speculative_config=SpeculativeConfig(method='eagle3', "
+SERVED = {  # what a log's first line says, and the options of `advise` that say the same
+    "vllm, arguments": (
+        "non-default args: {'model': 'llama-3.1-8b', 'tensor_parallel_size': 2, 'quantization': 'fp8', "
+        "'kv_cache_dtype': 'fp8', 'speculative_config': {'method': 'eagle3', 'model': 'a/b'}}",
+        ["--tp", 2, "--weights", "fp8", "--cache", "fp8"],
+    ),
+    "vllm, engine": (
+        f"{VLLM_CONFIG}model='a/b', num_spec_tokens=3), tensor_parallel_size=4, quantization=awq_marlin, "
+        "kv_cache_dtype=fp8_e4m3, device_config=cuda",
+        ["--tp", 4, "--weights", "int4", "--cache", "fp8"],
+    ),
+    "vllm, as stored": (
+        f"{VLLM_CONFIG}model='a/b'), tensor_parallel_size=1, quantization=None, kv_cache_dtype=auto, decoding_config=x",
+        [],
+    ),
+    "vllm, of the drafter": (
+        "non-default args: {'model': 'llama-3.1-8b', 'speculative_config': {'method': 'eagle3', 'model': 'a/b', "
+        "'quantization': 'fp8', 'draft_tensor_parallel_size': 2, 'num_speculative_tokens': 3}}",
+        [],
+    ),
+    "sglang": (
+        "server_args=ServerArgs(model_path='llama-3.1-8b', tp_size=4, dtype='auto', quantization='fp8', kv_cache_dtype="
+        "'fp8_e5m2', moe_dense_tp_size=None, speculative_algorithm='EAGLE3', speculative_draft_model_path='a/b', "
+        "speculative_num_steps=3, speculative_eagle_topk=1, speculative_num_draft_tokens=4)",
+        ["--tp", 4, "--weights", "fp8", "--cache", "fp8"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_how_the_server_runs_is_taken_from_its_log(name: str, tmp_path: Path) -> None:
+    first, options = SERVED[name]
+    decode = "Decode batch. #running-req: 1, #token: 16, accept len: 2.10, cuda graph: True\n"
+    text = decode if name == "sglang" else (INPUTS / "wrapped_log.txt").read_text()
+    (tmp_path / "log.txt").write_text(f"{first}\n{text}")
+    (tmp_path / "bare.txt").write_text(text)  # tells neither the models nor how they are served
+    log = call("specsim", "advise", tmp_path / "log.txt", "--gpu", "h100")
+    server = [*H100[:-1], "sglang", "--k", 3] if name == "sglang" else H100
+    bare = call("specsim", "advise", tmp_path / "bare.txt", *server, *options)
+    assert log.code == bare.code == 0, log.err + bare.err
+    assert table(log.out) == table(bare.out)
+    assert ("tp = " in log.out.splitlines()[0]) == bool(options)  # the line that says what was read
+    given = ["--tp", 1, "--weights", "bf16", "--cache", "bf16"]
+    by_hand = call("specsim", "advise", tmp_path / "bare.txt", *server, *given)
+    assert table(call("specsim", "advise", tmp_path / "log.txt", "--gpu", "h100", *given).out) == table(by_hand.out)
+
+
+def table(out: str) -> list[str]:
+    return [line for line in out.splitlines() if line.startswith("│")]
+
+
+def test_a_quantization_that_tells_no_bytes_is_said(tmp_path: Path) -> None:
+    """GPTQ has 2 to 8 bits a weight; the config.json, or a name such as -GPTQ-Int4, says which."""
+    log = tmp_path / "log.txt"
+    for model, said in {"llama-3.1-8b": True, "Qwen/Qwen3-32B-GPTQ-Int4": False}.items():
+        drafter = "'speculative_config': {'method': 'eagle3'}"
+        start = f"non-default args: {{'model': '{model}', 'quantization': 'gptq', {drafter}}}"
+        log.write_text(f"{start}\n{(INPUTS / 'wrapped_log.txt').read_text()}")
+        out = call("specsim", "advise", log, "--gpu", "h100").out
+        assert ("the file says weights gptq, of bytes unknown" in out) == said, out
+        assert "bytes unknown" not in call("specsim", "advise", log, "--gpu", "h100", "--weights", "int4").out
+
+
 TABLE = """K,batch,tok/s,accept length
 0,1,50,
 1,1,75,1.70
