@@ -149,6 +149,8 @@ def setup_of(arguments: Mapping[str, str | int | None]) -> tuple[Setup, bool]:
     names = "model_path", "speculative_draft_model_path", "speculative_algorithm", "quantization", "kv_cache_dtype"
     words = (str(arguments.get(name) or "") for name in names)
     model, drafter, method, weights, cache = ("" if word in UNSET else word for word in words)
+    if method == "EAGLE" and (drafter in ("", model) or drafter.lower().endswith("nextn")):
+        method = "NEXTN"  # which SGLang renames to EAGLE: without a draft model it loads the target's MTP layers
     tp = int(arguments.get("tp_size") or 0) or None
     trees = top_k > 1 if top_k else nodes > steps + 1 > 1  # the root is one of the draft tokens
     return Setup(model, drafter, method, steps or None, tp=tp, weights=weights, cache=cache), trees

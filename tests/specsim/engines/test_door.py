@@ -225,6 +225,23 @@ def test_the_models_of_sglangs_log_are_taken(tmp_path: Path) -> None:
     assert found.averages["accept len"] == pytest.approx((8 * 2.1 + 4 * 2.4) / 12)  # by running requests
 
 
+@pytest.mark.parametrize("drafter", ["None", "'deepseek-ai/DeepSeek-V3'", "'lmsys/DeepSeek-V3-NextN'", "'org/eagle'"])
+def test_sglangs_eagle_without_a_draft_model_is_the_targets_mtp(drafter: str, tmp_path: Path) -> None:
+    """SGLang renames NEXTN to EAGLE, and takes the target's path for a draft model's that is not given."""
+    log = tmp_path / "log.txt"
+    log.write_text(
+        "server_args=ServerArgs(model_path='deepseek-ai/DeepSeek-V3', tp_size=8, speculative_algorithm='EAGLE', "
+        f"speculative_draft_model_path={drafter}, speculative_num_steps=3, speculative_eagle_topk=1, "
+        "speculative_num_draft_tokens=4)\n"
+        "Decode batch. #running-req: 1, #token: 16, accept len: 2.60, cuda graph: True\n"
+    )
+    out = call("specsim", "advise", log, "--gpu", "h200").out
+    *_, command = out.splitlines()
+    algorithm = "EAGLE" if "eagle" in drafter else "NEXTN"
+    assert f"DeepSeek-V3 with {algorithm}" in out and f"--speculative-algorithm {algorithm}" in command
+    assert ("--speculative-draft-model-path" in command) == (algorithm == "EAGLE")
+
+
 def test_the_models_of_a_log_are_taken(tmp_path: Path) -> None:
     log = tmp_path / "vllm.txt"
     start = (
