@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -93,6 +94,10 @@ def read_sweep(paths: Sequence[Path]) -> ImportedRecords:
     }
     if not lengths:
         raise InputError(f"{paths[0]} has no acceptance length or rate of a K; {'; '.join(notes) or INVALID}")
+    between = [(before + 1, k - 1) for before, k in itertools.pairwise((0, *lengths)) if k > before + 1]
+    if between:
+        missing = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in between)
+        notes.append(f"filled in: K = {missing}, by a single rate of acceptance between two K of the table")
     batches = {row.batch for row in rows}
     return ImportedRecords(
         _counters(lengths),
@@ -152,11 +157,15 @@ def _fastest(rows: Sequence[Row]) -> list[str]:
 
 
 def _counters(lengths: Mapping[int, float]) -> Counters:
-    """Counters whose drafts cut at every K of the table have its length; between two K tokens are shared alike."""
-    shares: list[float] = []
+    """Counters whose drafts cut at every K of the table have its length; between two K a single rate of acceptance."""
+    shares: list[float] = []  # of the rounds that accept the token at a position
     before_k, before = 0, 1.0
     for k, length in lengths.items():
-        shares += [max(length - before, 0.0) / (k - before_k)] * (k - before_k)
+        steps, share = np.arange(1, k - before_k + 1), shares[-1] if shares else 1.0
+        rate, high = 0.0, 1.0
+        for _ in range(60):
+            middle = (rate + high) / 2
+            rate, high = (middle, high) if share * (middle**steps).sum() < length - before else (rate, middle)
+        shares += (share * high**steps).tolist()
         before_k, before = k, max(length, before)
-    falling = np.minimum.accumulate(np.minimum(shares, 1.0))
-    return Counters(np.full(len(shares), ASSUMED_ROUNDS), np.rint(ASSUMED_ROUNDS * falling).astype(np.int64))
+    return Counters(np.full(len(shares), ASSUMED_ROUNDS), np.rint(ASSUMED_ROUNDS * np.array(shares)).astype(np.int64))

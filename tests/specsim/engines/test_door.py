@@ -335,7 +335,7 @@ TABLE = """K,batch,tok/s,accept length
 
 @pytest.mark.parametrize("form", ["csv", "markdown", "tpot", "accept", "accept %"])
 def test_a_table_of_a_sweep(form: str, tmp_path: Path) -> None:
-    """Accepted at position 1: 0.70; at 2 and 3: 0.30 each."""
+    """Accepted at position 1: 0.70; at 2 and 3, 0.7 (r + r^2) = 0.6: r = (sqrt(1 + 4 * 0.6 / 0.7) - 1) / 2 = 0.5522."""
     table = TABLE
     if form == "markdown":
         head, *rows = [f"| {' | '.join(line.split(','))} |" for line in TABLE.splitlines()]
@@ -350,11 +350,37 @@ def test_a_table_of_a_sweep(form: str, tmp_path: Path) -> None:
     (tmp_path / "sweep.txt").write_text(table)
     reading = read_counts(tmp_path / "sweep.txt")
     assert isinstance(reading.source, Counters)
-    assert reading.kind == "sweep" and reading.source.accepted.tolist() == [700, 300, 300]
-    assert reading.notes[:2] == (
+    assert reading.kind == "sweep" and reading.source.accepted.tolist() == [700, 387, 213]
+    assert reading.notes[:3] == (
         "batch 1: K = 3 was measured the fastest, 1.80 times K = 0",
         "batch 16: K = 1 was measured the fastest, 1.10 times K = 0",
+        "filled in: K = 2, by a single rate of acceptance between two K of the table",
     )
+
+
+@pytest.mark.parametrize("known", [(1, 5), (5,), (2, 3, 5), (1, 2, 3, 4, 5)])
+def test_a_sweep_of_few_k_gives_the_tokens_of_those_between(known: tuple[int, ...], tmp_path: Path) -> None:
+    """Equation 1 of Leviathan et al. at a rate of 0.8, by hand: 1.8, 2.44, 2.952, 3.3616 and 3.68928 tokens."""
+    tokens = (1.8, 2.44, 2.952, 3.3616, 3.68928)
+    rows = "".join(f"{k},{tokens[k - 1]}\n" for k in known)
+    (tmp_path / "sweep.csv").write_text(f"K,accept length\n{rows}")
+    reading = read_counts(tmp_path / "sweep.csv")
+    assert isinstance(reading.source, Counters)
+    assert (1 + np.cumsum(reading.source.accepted) / 1000).tolist() == pytest.approx(tokens, abs=3e-3)
+    between = {(1, 5): "2 to 4", (5,): "1 to 4", (2, 3, 5): "1, 4"}.get(known)
+    filled = f"filled in: K = {between}, by a single rate of acceptance between two K of the table"
+    assert reading.notes[:-1] == ((filled,) if between else ())
+
+
+@pytest.mark.parametrize("lengths", [(1.5, 2.4), (1.0, 2.0), (2.0, 1.9)])
+def test_a_sweep_that_no_rates_explain_stays_within_a_drafts_bounds(
+    lengths: tuple[float, float], tmp_path: Path
+) -> None:
+    """A token is accepted no more often than the one before it, whatever noise a table has."""
+    (tmp_path / "sweep.csv").write_text(f"K,accept length\n1,{lengths[0]}\n3,{lengths[1]}\n")
+    source = read_counts(tmp_path / "sweep.csv").source
+    assert isinstance(source, Counters)
+    assert (np.diff(source.accepted) <= 0).all() and source.accepted[0] == round(1000 * (lengths[0] - 1))
 
 
 @pytest.mark.parametrize("k", [MOST_DRAFTED, MOST_DRAFTED + 1])
