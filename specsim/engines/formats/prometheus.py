@@ -58,12 +58,15 @@ def read_prometheus(paths: Sequence[Path]) -> ImportedRecords:
     if others not in ([], [engine]):
         raise InputError(f"scrapes of {engine} and {others[0]} differ; give two scrapes of the same server")
     setup = Setup(model=scrapes[-1].model, running=scrapes[-1].gauges.get("running") or None)
+    replicas = scrapes[-1].gauges.get("busy", 1)
+    load = f"each of {replicas:g} engines batches its own requests, {setup.running or 0:.3g} on average"
     if engine == "sglang":
         return _of_gauges(scrapes[-1], setup)
     counts = scrapes[0].counts if len(paths) == 1 else difference(scrapes[0].counts, scrapes[1].counts, paths)
     source, sums, notes = _counters(engine, counts, paths[-1])
     if len(paths) == 1:
         notes.append("all since the server's start; two scrapes count what came between them")
+    notes += [load] if replicas > 1 else []
     output = counts.get((OUTPUT.get(engine, ""), None))
     return ImportedRecords(
         source,
@@ -95,7 +98,8 @@ class Scrape(NamedTuple):
     """The engine, its counters of speculation by name and position, and the lines that could not be read.
 
     model : that is served, "" if unknown
-    gauges : running requests, and SGLang's acceptance length ("running", "length")
+    gauges : requests that run at once in an engine with any ("running"), the number of such engines ("busy"), and
+        SGLang's acceptance length ("length")
     """
 
     engine: str
@@ -111,6 +115,7 @@ def scrape(path: Path) -> Scrape:
     engines, models = set(), set()
     skipped = Skipped()
     gauges: dict[str, float] = {}
+    running: list[float] = []  # of every engine: replicas batch their own requests
     for line in log_lines([path], skipped):
         line = PASTED.sub("", line)
         if line.startswith("#") or not line.strip():
@@ -125,8 +130,10 @@ def scrape(path: Path) -> Scrape:
             continue
         short = name.removeprefix(prefix).removesuffix("_total")
         if short in RUNNING or (short == SGLANG_LENGTH and prefix == "sglang:"):
-            kind = "running" if short in RUNNING else "length"
-            gauges[kind] = gauges.get(kind, 0.0) * (kind == "running") + _number(sample[3])
+            if short in RUNNING:
+                running.append(_number(sample[3]))
+            else:
+                gauges["length"] = _number(sample[3])
         if not short.startswith("spec_") and short not in (*OUTPUT.values(), REQUESTS):
             continue
         engines.add(PREFIXES[prefix])
@@ -135,6 +142,8 @@ def scrape(path: Path) -> Scrape:
         key = short, None if position is None else _whole(position, f"{path}: position of {name}", MOST_DRAFTED)
         if PREFIXES[prefix] != "sglang" and not short.endswith(GAUGES):
             counts[key] = counts.get(key, 0) + _whole(sample[3], f"{path}: {name}", MOST_COUNT)
+    busy = [number for number in running if number]
+    gauges |= {"running": float(np.mean(busy)), "busy": len(busy)} if busy else {}
     if not engines or not any(name.startswith("spec_") for name, _ in counts):
         if engines == {"sglang"} and gauges.get("length", 0.0) >= 1:
             return Scrape("sglang", counts, skipped, "".join(filter(None, models)), gauges)

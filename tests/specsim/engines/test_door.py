@@ -399,6 +399,18 @@ def test_an_acceptance_of_1_is_not_guessed(tmp_path: Path) -> None:
         read_counts(tmp_path / "sweep.txt")
 
 
+def test_replicas_batch_their_own_requests(tmp_path: Path) -> None:
+    """Of three engines with 12, 8 and no requests, those that run any have 10 at once, as their logs would say."""
+    counts = {"num_drafts": 100, "num_draft_tokens": 300, "num_accepted_tokens": 150}
+    lines = [f'vllm:num_requests_running{{engine="{engine}"}} {running}' for engine, running in enumerate((12, 8, 0))]
+    for name, number in counts.items():
+        lines += [f'vllm:spec_decode_{name}_total{{engine="{engine}"}} {number}' for engine in (0, 1)]
+    (tmp_path / "m.prom").write_text("\n".join(lines))
+    imported = read_any([tmp_path / "m.prom"])[1]
+    assert imported.counted == (200, 600, 300) and imported.setup.running == 10
+    assert "each of 2 engines batches its own requests, 10 on average" in imported.notes
+
+
 def test_the_table_of_prometheus_own_page(tmp_path: Path) -> None:
     """Pasted as it is, and in a table of a thread: two engines, 22 + 18 drafts of 3, 30 + 20 accepted."""
     label = '{engine="%d", instance="10.0.0.1:8000", model_name="m"}'
