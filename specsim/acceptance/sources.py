@@ -255,6 +255,7 @@ class _Counts(TypedDict):
     last_draft: NotRequired[str | None]
     counts_empty: NotRequired[bool | None]
     requests: NotRequired[int | None]
+    setup: NotRequired[dict[str, str | int | float | None]]
     windows: NotRequired[list[dict[str, list[int]]]]
     notes: NotRequired[list[str]]
     skipped: NotRequired[dict[str, int]]

@@ -7,21 +7,24 @@ import re
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
 from specsim.acceptance.sources import Counters, Rounds, Source, as_source, describe
 from specsim.engines.flags import FLAGS
 from specsim.engines.formats.mixed import mixed_sources
-from specsim.engines.formats.records import ImportedRecords, Setup
+from specsim.engines.formats.records import METADATA, ImportedRecords, Setup
 from specsim.engines.formats.registry import FORMATS, read_any, read_format
 from specsim.engines.rates import ASSUMED_ROUNDS, counters_of_length
 from specsim.io.errors import InputError
 from specsim.io.examples import is_example
+from specsim.io.json import checked, from_keys, parse_json, read_json
+from specsim.trace.trace import Trace
 
 SourceLike = Source | ImportedRecords | str | PathLike[str] | Mapping[str, Any]  # as functions take what was accepted
 
+AGAIN = "write it anew by `specsim import`"
 BY_AVERAGE = "acceptance by position is not told: every token is taken to be accepted as often, if those before it are"
 
 
@@ -135,7 +138,7 @@ def read_counts(source: SourceLike, *, policy: str | None = None, k: int | None 
         raise InputError(f"{path} does not exist; give a trace, counters, or a log, a scrape or a result of an engine")
     if path.suffix == ".parquet" or not path.is_file() or _holds_trace_or_counters(path):
         read = as_source(source, policy=policy)
-        return Reading(read, _kind_of(read), str(path))
+        return _with_origin(Reading(read, _kind_of(read), str(path)), path)
     kind, imported = read_any([path])
     if policy is not None:
         raise InputError(f"{path} is a log, which names no policies; leave out --policy")
@@ -144,6 +147,33 @@ def read_counts(source: SourceLike, *, policy: str | None = None, k: int | None 
         return _reading(imported, kind, str(path), k)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def _with_origin(reading: Reading, path: Path) -> Reading:
+    """Complete what was read of a file by what `specsim import` wrote beside the counts, if it did."""
+    origin: Any = None
+    if isinstance(reading.source, Trace):
+        origin = reading.source.meta.get("import")
+    elif path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        origin = parse_json((pq.read_schema(path).metadata or {}).get(METADATA, b"null"), str(path), invalid=AGAIN)
+    elif path.is_file():
+        origin = read_json(path, str(path), Any, missing=AGAIN, invalid=AGAIN)
+    if not isinstance(origin, dict) or "setup" not in origin:
+        return reading
+    checked(origin, str(path), _Origin, invalid=AGAIN)
+    return reading._replace(
+        setup=from_keys(origin["setup"], Setup, f"{path}: setup", AGAIN),
+        notes=(*origin["notes"],),
+        engine=origin["engine"] if origin["engine"] in FLAGS else None,
+    )
+
+
+class _Origin(TypedDict):
+    engine: str
+    notes: list[str]
+    setup: dict[str, Any]
 
 
 def as_counts(source: SourceLike, *, policy: str | None = None) -> Source:

@@ -216,6 +216,7 @@ def origin(imported: ImportedRecords) -> dict[str, Any]:
         "definition": imported.definition,
         **{name: getattr(conventions, name, None) for name in ("first_token", "last_draft", "counts_empty")},
         "requests": imported.requests,
+        "setup": {name: value for name, value in dataclasses.asdict(imported.setup).items() if value},
         "notes": [*imported.notes],
         "skipped": dict(imported.skipped),
     }

@@ -411,6 +411,29 @@ def test_replicas_batch_their_own_requests(tmp_path: Path) -> None:
     assert "each of 2 engines batches its own requests, 10 on average" in imported.notes
 
 
+@pytest.mark.parametrize("kind", ["counters", "rounds"])
+def test_what_is_imported_keeps_its_server(kind: str, tmp_path: Path) -> None:
+    """The answer of the imported file is that of the log: engine, models, load and formats."""
+    log = tmp_path / "log.txt"
+    if kind == "counters":
+        log.write_text(f"{SERVED['vllm, arguments'][0]}\n{(INPUTS / 'load64_log.txt').read_text()}")
+    else:
+        log = INPUTS.parent / "fixtures" / "vllm_requests_k3.json"
+    imported = read_any([log])[1]
+    written = tmp_path / ("c.json" if kind == "counters" else "c.parquet")
+    imported.write(written)
+    reading, again = read_counts(log), read_counts(written)
+    assert (again.setup, again.notes, again.engine) == (reading.setup, reading.notes, "vllm")
+    models = ("--gpu", "h100") if kind == "counters" else H100[:-2]
+    answers = [json_of(call("specsim", "advise", path, *models, "--json")) for path in (log, written)]
+    for name in ("lengths", "k", "commands", "off_above"):
+        assert answers[0][name] == answers[1][name], name
+    if kind == "counters":
+        assert again.setup.running == 64 and again.setup.tp == 2
+        written.write_text(written.read_text().replace('"running": 64.0', '"running": "many"'))
+        assert_refused(call("specsim", "advise", written, *models), "c.json: setup is malformed")
+
+
 def test_the_table_of_prometheus_own_page(tmp_path: Path) -> None:
     """Pasted as it is, and in a table of a thread: two engines, 22 + 18 drafts of 3, 30 + 20 accepted."""
     label = '{engine="%d", instance="10.0.0.1:8000", model_name="m"}'
