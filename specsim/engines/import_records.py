@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from specsim.acceptance.sources import Counters, Rounds, Source, as_source, describe
+from specsim.acceptance.sources import SLACK, Counters, Rounds, Source, as_source, describe
 from specsim.engines.flags import FLAGS
 from specsim.engines.formats.mixed import mixed_sources
 from specsim.engines.formats.records import METADATA, ImportedRecords, Setup
@@ -231,6 +231,15 @@ def _of_sums(imported: ImportedRecords, k: int | None) -> tuple[Counters, list[s
         raise InputError(f"the draft length is not told; add --k (for acceptance by position, {imported.instead})")
     if rounds is None and drafted:
         rounds = -(-drafted // k)
+        most = None if output is None or accepted is None else output - first - accepted  # steps, if all draft
+        shorter = f"{drafted:,} drafted tokens are {rounds:,} drafts of K = {k}, or more that end early, as with p_min"
+        if most is None:
+            notes.append(f"{shorter}: these are taken to be whole")
+        elif most > (1 + SLACK) * rounds:
+            raise InputError(
+                f"{shorter}, in up to {most:,} steps: leave --k out to take that many drafts of equal length, or "
+                f"{imported.instead}"
+            )
     length = imported.averages.get("accept len")
     if rounds and accepted is not None:
         length = 1 + accepted / rounds

@@ -434,6 +434,21 @@ def test_what_is_imported_keeps_its_server(kind: str, tmp_path: Path) -> None:
         assert_refused(call("specsim", "advise", written, *models), "c.json: setup is malformed")
 
 
+def test_sums_of_drafts_that_may_end_early_are_not_taken_for_whole_ones(tmp_path: Path) -> None:
+    """512 output tokens, 321 of them accepted and 1 of the prompt: 190 steps; the statistics count 190 drafts, too."""
+    log = tmp_path / "log.txt"
+    log.write_text(
+        "slot print_timing: id  0 | task 0 | \n"
+        "prompt eval time =     120.51 ms /    60 tokens (    2.01 ms per token,   497.88 tokens per second)\n"
+        "       eval time =    9012.33 ms /   512 tokens (   17.60 ms per token,    56.81 tokens per second)\n"
+        "draft acceptance rate = 0.55432 (  321 accepted /   579 generated)\n"
+    )
+    refused = "579 drafted tokens are 37 drafts of K = 16, or more that end early, as with p_min, in up to 190 steps"
+    for k in (16, 8):
+        assert_refused(call("specsim", "advise", log, *H100, "--k", k), refused if k == 16 else "73 drafts of K = 8")
+    assert counted(read_counts(log).source).rounds == counted(read_counts(log, k=3).source).rounds == 193
+
+
 def test_the_table_of_prometheus_own_page(tmp_path: Path) -> None:
     """Pasted as it is, and in a table of a thread: two engines, 22 + 18 drafts of 3, 30 + 20 accepted."""
     label = '{engine="%d", instance="10.0.0.1:8000", model_name="m"}'
