@@ -71,7 +71,8 @@ class Level(Document, frozen=True):
 
     token_ms, tokens_per_s : now; baseline_ms : without speculation
     speedup, null : of the server over its baseline, and of the baseline over its repeat
-    parts : seconds of a decoding step, in baseline decode steps: verification, drafting, fixed part
+    parts : seconds of a decoding step, in baseline decode steps: verification, drafting, fixed part, and prompts of
+        others; their sum is tokens_per_round / speedup
     k, k_range : recommended draft length, 0 for none, with a 90 % credible interval
     predicted : speedup at that length; predicted_ms, predicted_tokens_per_s : what it means
     flags : of the engine

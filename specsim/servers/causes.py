@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from specsim.engines.flags import draft_length_flags
 from specsim.io.arrays import Floats
@@ -51,22 +52,30 @@ class Rounds:
     """A server's rounds at one concurrency.
 
     costs : draws [R]; rates [R, D], of the i-th token, if all before it were accepted
+    prompts : of other requests that the server reads, per output token of a request
     """
 
     costs: RoundCosts
     rates: Floats
     concurrency: float
+    prompts: float = 0.0
+
+    def step_s(self, lengths: npt.ArrayLike) -> Floats:
+        """Seconds of rounds with so many drafts [R, ...], with the prompts of others."""
+        seconds = self.costs.step(self.concurrency, lengths)
+        tokens = tokens_per_round(self.rates)[:, np.asarray(lengths)]
+        return seconds + (tokens.T * self.costs.prompt_s * self.prompts).T
 
     @property
     def speeds(self) -> Floats:
         """Tokens per second of a sequence [R, D + 1], for K = 0, 1, ..., D."""
         lengths = np.arange(self.rates.shape[1] + 1)
-        return tokens_per_round(self.rates) / self.costs.step(self.concurrency, lengths)
+        return tokens_per_round(self.rates) / self.step_s(lengths)
 
     @property
     def decode_s(self) -> Floats:
         """Seconds of a baseline decode step [R]."""
-        return self.costs.step(self.concurrency, 0)
+        return self.step_s(0)
 
     @property
     def best_draft(self) -> int:
@@ -100,7 +109,7 @@ def find_causes(rounds: Rounds, k: int, engine: str, drafter: str | None = None)
     top = speeds[:, best]
     rates, step = rounds.rates, rounds.costs.draft(c, 1) / base_s
     first = f"{100 * rates[:, 0].mean():.0f} %"
-    extra = 100 * (rounds.costs.verify(c, k) / base_s - 1).mean()
+    extra = 100 * (rounds.costs.verify(c, k) / rounds.costs.step(c, 0) - 1).mean()
     found = {
         "acceptance": (
             "the drafter does not fit the target",
@@ -125,7 +134,7 @@ def find_causes(rounds: Rounds, k: int, engine: str, drafter: str | None = None)
     length = top / speeds[:, k]
     if best != k and _is_named(length):
         better = tokens_per_round(rates)[:, [best, k]].mean(axis=0)
-        times = (rounds.costs.step(c, [best, k]) / base_s[:, None]).mean(axis=0)
+        times = (rounds.step_s([best, k]) / base_s[:, None]).mean(axis=0)
         text = (
             f"a round of {k} drafts yields {better[1]:.2f} tokens in {times[1]:.2f} decode steps, one of {best} yields "
             f"{better[0]:.2f} in {times[0]:.2f}"

@@ -31,6 +31,7 @@ from specsim.servers.traps import UNDECIDED, bench_traps, find_traps
 from specsim.serving.draft_length import ScheduledK
 
 NORMAL = 1.96  # standard errors in half of a 95 % interval
+LEAST_DELAY = 0.02  # of a token's time: prompts of others below it go without a word
 SCHEDULED = ("vllm", "sglang", "tensorrt-llm")  # engines with a K by batch
 BenchLike = Bench | str | PathLike[str]
 
@@ -106,10 +107,11 @@ def doctor(
     if not clear or any(arm.buffered for bench in read for arm in bench.arms):
         return _checkup(server, traps, notes, acceptance[:measured])
     draft_step_s = None if log is None else draft_step_seconds(log)
-    steps = _steps(read)
-    costs = fit_round_costs(steps, draft_step_s=draft_step_s, seed=seed)
+    most_prompt_s = _most_prompt_s(main)
+    costs = fit_round_costs(_steps(read), draft_step_s=draft_step_s, most_prompt_s=most_prompt_s, seed=seed)
     for clients in clear:
-        rounds = Rounds(costs, rates, _running(_arm(main, BASELINE, clients)))
+        base = _arm(main, BASELINE, clients)
+        rounds = Rounds(costs, rates, _running(base), _prompts(base))
         levels.append(_level(main, clients, rounds, k, drafter, seed))
         speedup = levels[-1].speedup
         doubt = math.sqrt(
@@ -125,6 +127,12 @@ def doctor(
         )
     if len(main.concurrencies) == 1 and draft_step_s is None:
         notes.append("one concurrency alone does not tell drafting from verification; give two, such as 1,8")
+    delay_ms, most_ms = (1e3 * rounds.prompts * each for each in (float(costs.prompt_s.mean()), most_prompt_s))
+    if most_ms > LEAST_DELAY * levels[-1].baseline_ms:
+        notes.append(
+            f"{levels[-1].concurrency} at once: prompts of others may delay a token by 0 to {most_ms:.2f} ms, and "
+            f"{delay_ms:.2f} are assumed; times of requests do not tell them from other growth with the load"
+        )
     if any(level.k > measured for level in levels):
         notes.append(
             f"drafts beyond {measured} tokens were not measured: their acceptance is taken to be the last one's"
@@ -227,13 +235,13 @@ def _steps(benches: Sequence[Bench]) -> list[Step]:
             base, reference = bench.arm(BASELINE, clients), main.arm(BASELINE, clients)
             if base is None or reference is None:
                 continue
-            scale = reference.token_s / base.token_s
+            scale, noise = reference.token_s / base.token_s, _noise(bench, clients)
             for name in (SPECULATIVE, BASELINE, REPEAT):
                 arm = bench.arm(name, clients)
                 if arm is not None and not (name != SPECULATIVE and bench is not main):
                     drafts = arm.drafted_per_round if name == SPECULATIVE else 0.0
-                    seconds = scale * (arm.token_s - _prompts_s(bench, arm)) * arm.tokens_per_round
-                    steps.append(Step(_running(arm), drafts, seconds, max(arm.token_error, _noise(bench, clients))))
+                    seconds, error = scale * arm.token_s * arm.tokens_per_round, max(arm.token_error, noise)
+                    steps.append(Step(_running(arm), drafts, seconds, error, _prompts(arm) * arm.tokens_per_round))
     return steps
 
 
@@ -245,13 +253,25 @@ def _noise(bench: Bench, clients: int) -> float:
     return max(abs(float(np.log(null.estimate))), float(np.log(null.high / null.low)) / (2 * NORMAL)) / math.sqrt(2)
 
 
-def _prompts_s(bench: Bench, arm: Arm) -> float:
-    """Seconds per output token in which the server reads other requests' prompts."""
-    alone = bench.arm(BASELINE, 1)
-    if alone is None or arm.concurrency == 1:
-        return 0.0
-    tokens = float(np.mean([request.output_tokens for request in arm.requests]))
-    return min((_running(arm) - 1) * alone.ttft_s / tokens, arm.token_s / 2)
+def _prompts(arm: Arm) -> float:
+    """Prompts of other requests that the server reads per output token of a request."""
+    return (_running(arm) - 1) / float(np.mean([request.output_tokens for request in arm.requests]))
+
+
+def _most_prompt_s(bench: Bench) -> float:
+    """Seconds by which a prompt delays other requests, at most.
+
+    No longer than a first token takes at the least load, and no more than both arms' times per token grow from there to
+    the largest load. 0 for a single load, which does not tell.
+    """
+    least, most = min(bench.concurrencies), max(bench.concurrencies)
+    bound = _arm(bench, BASELINE, least).ttft_s
+    for name in (BASELINE, SPECULATIVE):
+        alone, loaded = _arm(bench, name, least), _arm(bench, name, most)
+        prompts = _prompts(loaded) - _prompts(alone)
+        grown_s = loaded.token_s - alone.token_s * alone.tokens_per_round / loaded.tokens_per_round
+        bound = min(bound, max(grown_s, 0.0) / prompts) if prompts > 0 else 0.0
+    return bound
 
 
 def _level(bench: Bench, clients: int, rounds: Rounds, k: int, drafter: str | None, seed: int) -> Level:
@@ -274,7 +294,10 @@ def _level(bench: Bench, clients: int, rounds: Rounds, k: int, drafter: str | No
         "verification": float((rounds.costs.verify(c, drafts) / base_s).mean()),
         "drafting": float((rounds.costs.draft(c, drafts) / base_s).mean()),
         "fixed part": float((rounds.costs.round_s / base_s).mean()),
+        "prompts of others": float((arm.tokens_per_round * rounds.prompts * rounds.costs.prompt_s / base_s).mean()),
     }
+    measured = arm.tokens_per_round / float(speedup) / sum(parts.values())  # over what the fit makes of it
+    parts = {name: measured * part for name, part in parts.items() if part or name != "prompts of others"}
     return Level(
         clients, 1e3 * arm.token_s, 1e3 * base.token_s, arm.tokens_per_s, speedup, bench.null(clients),
         arm.tokens_per_round, parts, best, (int(ends[0]), int(ends[1])), predicted, 1e3 * arm.token_s / ratio,

@@ -142,6 +142,81 @@ def test_the_fit_finds_costs_of_steps_without_noise() -> None:
     assert found == pytest.approx({name: getattr(truth, name) for name in found}, rel=0.1)
 
 
+def served(name: str, truth: Truth, k: int, clients: int, prompt_s: float, wait_s: float) -> tuple[Arm, float]:
+    """Run a server event by event: it reads a prompt alone, or takes a step of all sequences.
+
+    prompt_s, wait_s : of a first token, seconds in which the server reads the prompt, and which delay nobody else.
+    Returns the requests, and the seconds per output token that they waited for the prompts of others.
+    """
+    total = max(REQUESTS, 6 * clients)
+    lengths, rng = np.random.default_rng(5).integers(65, 192, total), np.random.default_rng(k)
+    now_s, lost_s, accepted_at = 0.0, 0.0, np.zeros(k, dtype=int)
+    waiting, decoding = [(number, 0.0) for number in range(clients)], {}
+    later, requests = iter(range(clients, total)), []
+    while waiting or decoding:
+        if waiting:
+            number, sent_s = waiting.pop(0)
+            now_s += prompt_s
+            lost_s += prompt_s * len(decoding)
+            decoding[number] = [now_s, now_s - sent_s + wait_s, 1, 0, 0]
+            continue
+        now_s += truth.step_s(k, len(decoding))
+        for number, state in list(decoding.items()):
+            accepted = min(int(rng.geometric(1 - truth.rate)) - 1, k)
+            accepted_at += accepted > np.arange(k)
+            state[2], state[3], state[4] = state[2] + accepted + 1, state[3] + 1, state[4] + accepted
+            if state[2] < lengths[number]:
+                continue
+            del decoding[number]
+            first_s, ttft_s, tokens, rounds, passed = state
+            drafts = (rounds, k * rounds, passed) if k else (None, None, None)
+            requests.append(
+                Request(f"prompt {number}", tokens, rounds + 1, ttft_s, now_s - first_s, "stop", 50, 0, *drafts)
+            )
+            waiting += [(other, now_s) for other in [next(later, None)] if other is not None]
+    counts = ([sum(request.rounds or 0 for request in requests)] * k, accepted_at.tolist()) if k else (None, None)
+    tokens = sum(request.output_tokens - 1 for request in requests)
+    return Arm(name, clients, now_s, requests, *counts, {"temperature": 0.0}), lost_s / tokens
+
+
+@pytest.mark.parametrize("token_s", [1e-6, 5e-5])
+@pytest.mark.parametrize("blocking", [1.0, 0.4, 0.0])
+def test_prompts_are_part_of_a_round_as_far_as_they_delay_others(blocking: float, token_s: float) -> None:
+    """Of 25 ms to a first token, all, a part or nothing is time in which the server does not decode.
+
+    32 clients with answers of 128 tokens on average: up to 31 x 25 ms / 128 = 6 ms per token, beside steps of 5 ms. A
+    server whose steps do not grow with its load tells all of it; else other growth is taken for prompts in part.
+    """
+    truth, k = Truth(0.005, token_s, 0.0005, 0.0005, 0.7), 3
+    arms, delays_s = [], {}
+    for clients in (1, 32):
+        for name, drafts in ((SPECULATIVE, k), (BASELINE, 0)):
+            own, delays_s[name, clients] = served(
+                name, truth, drafts, clients, 0.025 * blocking, 0.025 * (1 - blocking)
+            )
+            arms.append(own)
+    server = ServerFacts("http://server", "vllm", "1", "target", k)
+    checkup = doctor(Bench(server, replace(server, url="http://baseline"), arms, "prompts", "2026-11-26"))
+    for level in checkup.levels:
+        assert sum(level.parts.values()) == pytest.approx(level.tokens_per_round / float(level.speedup))
+        lost = level.tokens_per_round * delays_s[SPECULATIVE, level.concurrency] / (level.baseline_ms / 1e3)
+        prompts = level.parts.get("prompts of others", 0.0)
+        assert prompts == pytest.approx(lost, abs=0.15 if token_s < 1e-5 else 0.35)
+
+    def speedup(length: int) -> float:
+        """Of a sequence among 28.4, which decode on average while others wait or have ended."""
+        tokens = sum(truth.rate**i for i in range(length + 1))
+        base_s, round_s = truth.pass_s + 28.4 * token_s, truth.step_s(length, 28)
+        delay_s = delays_s[BASELINE, 32]
+        return tokens * (base_s + delay_s) / (round_s + tokens * delay_s)
+
+    loaded = checkup.levels[-1]
+    assert speedup(loaded.k) > 0.97 * max(speedup(length) for length in range(7))
+    assert float(loaded.predicted) == pytest.approx(speedup(loaded.k), rel=0.05)
+    told = [note for note in checkup.notes if "prompts of others may delay" in note]
+    assert len(told) == (blocking > 0 or token_s > 1e-5)
+
+
 def test_a_log_tells_drafting_from_the_fixed_part() -> None:
     """Of the last line of a real log: dur(g) over #gen tokens."""
     assert draft_step_seconds(LOG) == pytest.approx(0.958464 / 1414)
