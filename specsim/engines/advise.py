@@ -144,7 +144,9 @@ class Advice(Result):
                 yield f"predicted {self._even}"
             return
         if not self.k:
-            yield f"turn speculation off: no draft length is faster (K = {chosen.k}: {self.shown(chosen)})"
+            last = self.lengths[-1] if self._may_be_faster or not self.beyond else self.beyond[-1]
+            up_to = f" up to K = {last.k}" if self.longest else ""
+            yield f"turn speculation off: no draft length{up_to} is faster (K = {chosen.k}: {self.shown(chosen)})"
         else:
             yield f"K = {self.k}, {self.shown(chosen)} times as fast as without speculation"
         if self.off_above is not None and (self.k or self.off_above.requests):
@@ -154,12 +156,18 @@ class Advice(Result):
         if self.times_rounds:
             have, what = (self.rounds, "rounds") if self.requests is None else (self.requests, "requests")
             yield f"collect about {self.times_rounds * have:,} {what} to be sure (have {have:,})"
-        if self.k and self.longest:
+        if self.longest and (self.k or self._may_be_faster):
             yield self._longer()
+
+    @property
+    def _may_be_faster(self) -> list[DraftLengthAdvice]:
+        """Longer drafts than those counted that may be faster than these, and than none."""
+        least = 1.01 * max(1.0, float(self.lengths[-1].speedup))
+        return [length for length in self.beyond if length.speedup.high > least]
 
     def _longer(self) -> str:
         """Whether longer drafts than those counted may be faster, and the run that would tell."""
-        better = [length for length in self.beyond if length.speedup.high > 1.01 * self.lengths[-1].speedup]
+        better = self._may_be_faster
         if not better:
             return (
                 "longer drafts were not counted and may be faster"

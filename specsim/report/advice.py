@@ -64,5 +64,5 @@ def _verdict(k: int | None, lengths: Sequence[Row], *, interval: bool) -> str:
     if k is None:
         return f"Not decidable: K = {best['k']} is {text}. Measure K = 0 and K = {best['k']}."
     if not k:
-        return f"Turn speculation off: no draft length is faster; the best, K = {best['k']}, is {text}."
+        return f"Turn speculation off: no counted draft length is faster; the best, K = {best['k']}, is {text}."
     return f"K = {k} is {text}."

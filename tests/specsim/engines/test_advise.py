@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -263,6 +264,24 @@ def test_rates_that_cannot_be_are_refused() -> None:
         diagnose(COUNTED, baseline_tokens_per_s=0, tokens_per_s=30)
     with pytest.raises(InputError, match="nan tokens per second with speculation"):
         diagnose(COUNTED, baseline_tokens_per_s=10, tokens_per_s=float("nan"), cost=ConstantCost(0.001, 0.01))
+
+
+@pytest.mark.parametrize(("rate", "said"), [(72, "up to K = 3"), (60, "up to K = 7")])
+def test_off_says_up_to_which_draft_length_nothing_is_faster(rate: float, said: str) -> None:
+    """Rounds of a fixed time, in which longer drafts are free, up to those that nothing was counted of.
+
+    (1 - a^4) / (1 - a) = 2.57 tokens of K = 3 give a = 0.716; K = 7 has (1 - 0.716^8) / (1 - 0.716) = 3.28. At 72 tok/s
+    for 80 without, a round takes 2.57 x 80 / 72 = 2.86 steps: K = 7 is faster. At 60, it takes 3.43: K = 7 is not.
+    """
+    shown = call(
+        "specsim", "doctor", "--accept-length", 2.57, "--k", 3, "--baseline-tokens-per-second", 80,
+        "--tokens-per-second", rate,
+    )  # fmt: skip
+    fixed = " ".join(shown.out.split()).partition("worst case")[2]
+    assert f"turn speculation off: no draft length {said} is faster (K = 3: " in fixed
+    longer = re.search(r"may be faster: K = 7 about ([\d.]+) to ([\d.]+) times", fixed)
+    assert bool(longer) == (rate == 72)
+    assert longer is None or 1 < float(longer[1]) < float(longer[2]) <= 3.28 / 2.86 + 0.005
 
 
 def test_the_command_says_it_in_the_first_line(tmp_path: Path) -> None:
