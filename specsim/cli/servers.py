@@ -19,8 +19,12 @@ from specsim.io.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
     from specsim.engines.diagnose import Diagnosis
+    from specsim.engines.import_records import Reading
     from specsim.report.doctor import Checkup
     from specsim.servers.document import Bench
+
+# Ratio of requests at once above which two rates do not compare; a log's mean is below the limit of the benchmark.
+OTHER_LOAD = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,9 +280,11 @@ def _doctor_of_counters(doctor: DoctorOptions, options: CountersOptions, setting
 
     reading = options.read_counts(doctor.source)
     rate = options.tokens_per_second or reading.setup.tokens_per_s
-    baseline_rate = options.baseline_tokens_per_second
+    baseline_rate, notes = options.baseline_tokens_per_second, reading.notes
     if settings.baseline is not None and baseline_rate is None:
-        baseline_rate = read_throughput(Path(settings.baseline))
+        baseline_rate, load = read_throughput(Path(settings.baseline))
+        if options.tokens_per_second is None and rate is not None:
+            notes = (*notes, *_other_load(reading, settings.baseline, load))
     if rate is None or baseline_rate is None:
         missing = [
             flag
@@ -302,9 +308,24 @@ def _doctor_of_counters(doctor: DoctorOptions, options: CountersOptions, setting
     def show() -> None:
         if reading.kind in FORMATS:
             print(f"{reading}; {rate:,.5g} tok/s, {baseline_rate:,.5g} without speculation")
-        _print_diagnosis(diagnosis, reading.notes)
+        _print_diagnosis(diagnosis, notes)
 
     return Answer(diagnosis.as_dict(), show)
+
+
+def _other_load(reading: Reading, baseline: str, load: float | None) -> list[str]:
+    """A note if loads are unknown; InputError if they differ so much that the rates do not compare."""
+    own = reading.setup.running
+    if own is None or load is None:
+        unknown = " and ".join(name for name, known in ((reading.name, own), (baseline, load)) if known is None)
+        return [f"{unknown}: how many requests ran at once is not told; the rates compare only at the same load"]
+    if max(own, load) > OTHER_LOAD * min(own, load):
+        raise InputError(
+            f"{reading.name} is of {own:.3g} requests at once, {baseline} of {load:.3g}: their rates do not compare; "
+            f"measure the baseline with {own:.0f}, or give the rates at one load by --tokens-per-second and "
+            "--baseline-tokens-per-second"
+        )
+    return []
 
 
 def _print_diagnosis(diagnosis: Diagnosis, notes: tuple[str, ...]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
@@ -50,6 +50,11 @@ VLLM_TEXT = {  # of `vllm bench serve`, and of vLLM's example spec_decode.py
     "max_concurrency": re.compile(r"^Maximum request concurrency:\s+(\d+)\s*$"),
 }
 THROUGHPUT = re.compile(r"(?m)^Output token throughput \(tok/s\):\s+(\d+(?:\.\d+)?)\s*$")  # SGLang's line, too
+LOAD = {  # of the requests that ran at once, each an upper bound: SGLang's mean, a limit, and all requests
+    "concurrency": re.compile(r"^Concurrency:\s+(\d+(?:\.\d+)?)\s*$"),
+    "max_concurrency": VLLM_TEXT["max_concurrency"],
+    "completed": VLLM_TEXT["completed"],
+}
 VLLM_POSITION = re.compile(r"^\s*(?:Position|acceptance at token) (\d+):\s+(\d+\.\d+)\s*$")
 VLLM_INVALID = "give what `vllm bench serve` or spec_decode.py prints, or the former's --save-result"
 
@@ -231,21 +236,37 @@ def _of_server_info(record: Mapping[str, Any], path: Path, skipped: Skipped) -> 
     )
 
 
-def read_throughput(path: Path) -> float:
-    """Read the output tokens per second of a vLLM, SGLang or GuideLLM benchmark, with or without speculation."""
+class Throughput(NamedTuple):
+    """Output tokens per second of all requests together, and how many ran at once; None if unknown."""
+
+    tokens_per_s: float
+    running: float | None
+
+
+def read_throughput(path: Path) -> Throughput:
+    """Read the throughput of a vLLM, SGLang or GuideLLM benchmark, with or without speculation."""
     invalid = "give the result of a single benchmark of vLLM, SGLang or GuideLLM, or --baseline-tokens-per-second"
     skipped = Skipped()
     if _is_json(path):
         records = [record for _, record in json_records([path], skipped, invalid=invalid)]
         runs = records[0].get("benchmarks") if len(records) == 1 else None
-        speeds = [record.get("output_throughput") for record in records]
+        columns: list[list[Any]] = [[record.get(name) for record in records] for name in ("output_throughput", *LOAD)]
         if isinstance(runs, list):
-            speeds = [_at(run, "metrics", "output_tokens_per_second", "successful", "mean") for run in runs]
+            names = "output_tokens_per_second", "request_concurrency"
+            columns = [[_at(run, "metrics", name, "successful", "mean") for run in runs] for name in names]
     else:
-        speeds = [float(match[1]) for line in log_lines([path], skipped) if (match := THROUGHPUT.match(line))]
-    if len(speeds) != 1 or not isinstance(speeds[0], int | float) or not 0 < speeds[0] < np.inf:
+        lines = [*log_lines([path], skipped)]
+        forms = (THROUGHPUT, *LOAD.values())
+        columns = [[float(match[1]) for line in lines if (match := form.match(line))] for form in forms]
+    speeds, *loads = columns
+    if len(speeds) != 1 or not _is_positive(speeds[0]):
         raise InputError(f"{path} has no output throughput, or several; {invalid}")
-    return float(speeds[0])
+    most = [float(load[0]) if load and _is_positive(load[0]) else np.inf for load in loads]
+    return Throughput(float(speeds[0]), min(most) if min(most[:2]) < np.inf else None)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value < np.inf
 
 
 def _at(document: Any, *keys: str) -> Any:

@@ -502,6 +502,51 @@ def test_doctor_takes_the_throughput_of_files(tmp_path: Path) -> None:
         assert_refused(call("specsim", "advise", tmp_path / name, *H100), "which counts no drafts; save the server's")
 
 
+def vllm_base(limit: int, requests: int) -> str:
+    return BENCH.replace(" 8\n", f" {limit}\n").replace(" 10\n", f" {requests}\n")
+
+
+def sglang_base(running: float) -> str:
+    lines = f"Max request concurrency: 16\nConcurrency: {running}\n"
+    return vllm_base(0, 200).replace("Maximum request concurrency:             0\n", lines)
+
+
+def guidellm_base(**running: object) -> str:
+    return json.dumps(
+        {"benchmarks": [{"metrics": {"output_tokens_per_second": {"successful": {"mean": 500}}, **running}}]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("baseline", "load"),
+    [
+        (vllm_base(8, 200), "same"),
+        (vllm_base(16, 10), "same"),  # of 10 requests in all, no more than 10 can run at once
+        (vllm_base(5, 10), "5"),
+        (vllm_base(16, 200), "16"),
+        (sglang_base(9.9), "same"),
+        (sglang_base(15.2), "15.2"),
+        ('{"output_throughput": 500.0, "max_concurrency": 32, "completed": 80}', "32"),
+        ('{"output_throughput": 500.0, "max_concurrency": null, "completed": 80}', "unknown"),
+        (guidellm_base(request_concurrency={"successful": {"mean": 31.5}}), "31.5"),
+        (guidellm_base(), "unknown"),
+    ],
+)
+def test_doctor_compares_no_rates_of_other_loads(baseline: str, load: str, tmp_path: Path) -> None:
+    """A benchmark of 8 requests at once, beside one of as many, of more or fewer, or of unknown many."""
+    own, base = tmp_path / "with.txt", tmp_path / "base"
+    own.write_text(BENCH + DRAFTS)
+    base.write_text(baseline)
+    answer = call("specsim", "doctor", own, "--baseline", base)
+    if load not in ("same", "unknown"):
+        assert_refused(answer, f"{own} is of 8 requests at once, {base} of {load}: their rates do not compare")
+    else:
+        assert answer.code == 0
+        assert (f"{base}: how many requests ran at once is not told" in answer.out) == (load == "unknown")
+    typed = call("specsim", "doctor", own, "--baseline", base, "--tokens-per-second", 420)
+    assert typed.code == 0 and "not told" not in typed.out
+
+
 def test_a_log_tells_its_throughput() -> None:
     """Two intervals at 100 tok/s: 1.25 tokens a step, and 1.125 decode steps at 90 without."""
     answer = call("specsim", "doctor", INPUTS / "vllm_ngram_log.txt", "--baseline-tokens-per-second", 90)
