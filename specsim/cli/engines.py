@@ -114,10 +114,11 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     Example: specsim advise vllm.log --gpu h100 --target llama-3.1-8b --drafter eagle3 --engine vllm
     """
     from specsim.cost.files import as_cost
+    from specsim.cost.linear import LinearCost
     from specsim.engines.advise import advise as find_advice
     from specsim.engines.advise import drafter_kind
     from specsim.engines.by_load import speedups_by_load
-    from specsim.engines.flags import draft_length_flags
+    from specsim.engines.flags import NAMES, draft_length_flags, kind_of
     from specsim.engines.import_records import BY_AVERAGE
     from specsim.report.advice import KIND, VERSION
 
@@ -126,6 +127,8 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     context = options.context or reading.setup.context or COUNTS_CONTEXT
     engine, cost = costs.engine and costs.engine.partition("@")[0], as_cost(costs.read())
     kind = drafter_kind(cost)
+    if isinstance(cost, LinearCost) and engine in NAMES and kind and kind_of(kind) not in NAMES[engine]:
+        kind = None  # costs of another engine, whose drafter this one lacks
     if engine is not None:
         draft_length_flags(engine, 1, kind)  # rejects what has no flags before any work
     advice = find_advice(
@@ -137,7 +140,7 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
         osl=requests.osl,
     )
     flags = None if engine is None or advice.k is None else advice.flags(engine, kind)
-    commands, without = _server_commands(advice, costs, cost, reading)
+    commands, without = _server_commands(advice, costs, cost, kind, reading)
     load += [*without, *_slow_server(advice, cost, reading, context)]
     speedups = [float(length.speedup) for length in advice.lengths]
     by_load = None if advice.upper_bound else speedups_by_load(speedups, cost, context)
@@ -201,7 +204,7 @@ def _asked_as_dict(options: CountsSettings, costs: AdviseCosts, requests: Reques
 
 
 def _server_commands(
-    advice: Advice, costs: AdviseCosts, cost: CostModel, reading: Reading
+    advice: Advice, costs: AdviseCosts, cost: CostModel, kind: str | None, reading: Reading
 ) -> tuple[list[str], list[str]]:
     """The server's command with the user's own ids, and what it does not set, in words.
 
@@ -209,13 +212,12 @@ def _server_commands(
     """
     from specsim.cost.roofline.architecture import find_model
     from specsim.cost.roofline.cost import RooflineCost
-    from specsim.engines.advise import drafter_kind
     from specsim.engines.flags import PLACEHOLDER, kind_of, server_command, without_option
 
     engine, setup = (costs.engine or reading.engine or "").partition("@")[0], reading.setup
     if not engine or advice.upper_bound or any(sign.in_time for sign in advice.signatures):
         return [], []
-    kind, target = drafter_kind(cost) or setup.kind or None, costs.target or setup.model
+    kind, target = kind or setup.kind or None, costs.target or setup.model
     shapes = [model and model.shape for model in map(find_model, (target, setup.model))]
     same = target == setup.model or (bool(shapes[0]) and shapes[0] == shapes[1])
     if same and not _served(target):

@@ -338,6 +338,9 @@ def test_shipped_costs_name_their_drafter(tmp_path: Path) -> None:
         asked = ("--cost", cost, "--engine", "vllm", "--json")
         (command,) = json_of(call("specsim", "advise", counters, *asked))["commands"]
         assert f'"method": "{"eagle3" if "eagle3" in cost else "eagle"}"' in command
+        for engine in ("llamacpp", "tensorrt-llm", "transformers"):  # none has EAGLE, and the last no EAGLE-3
+            (other,) = json_of(call("specsim", "advise", counters, *asked[:3], engine, "--json"))["commands"]
+            assert re.search("<type>|Eagle3|draft-eagle3|num_assistant_tokens", other)
     costs = tmp_path / "costs.json"
     costs.write_text('{"s_d": 0.001, "s_t": 0.010}')  # of any drafter
     (command,) = json_of(call("specsim", "advise", counters, "--cost", costs, "--engine", "vllm", "--json"))["commands"]
