@@ -307,7 +307,8 @@ def _doctor_of_counters(doctor: DoctorOptions, options: CountersOptions, setting
 
     def show() -> None:
         if reading.kind in FORMATS:
-            print(f"{reading}; {rate:,.5g} tok/s, {baseline_rate:,.5g} without speculation")
+            decoding = " while decoding" if reading.engine == "llamacpp" and rate != options.tokens_per_second else ""
+            print(f"{reading}; {rate:,.5g} tok/s{decoding}, {baseline_rate:,.5g} without speculation")
         _print_diagnosis(diagnosis, notes)
 
     return Answer(diagnosis.as_dict(), show)

@@ -38,7 +38,11 @@ NO_POSITIONS = "`specsim advise` takes acceptance to fall alike from position to
 
 ROUND = re.compile(r"task (\d+) \| accepted\s+(\d+)/\s*(\d+) draft tokens(, new n_tokens = \d+)?\s*$")
 TIMINGS = re.compile(r"print_timings?: .*task (\d+) \|")  # of a request, whose numbers may follow in lines of their own
-LENGTH = re.compile(r"(?:task (\d+) \||^[^|/=]{0,40}?)\s*(?<!prompt )eval time =[^|/]*/\s*(\d+) tokens")
+SLOT = re.compile(r"(launch_slot_)?: id\s+(\d+) \| task (\d+) \|")  # any line of a request
+LENGTH = re.compile(
+    r"(?:task (\d+) \||^[^|/=]{0,40}?)\s*(?<!prompt )"
+    r"eval time =(?:\s*(\d{1,12}(?:\.\d{1,12})?) ms)?[^|/]*/\s*(\d+) tokens"
+)
 SUMMARY = re.compile(
     r"(?:task (\d+) \| )?draft acceptance(?: rate)? = [\d.]+ \(\s*(\d+) accepted /\s*(\d+) generated\)"
     r"(?:, mean (?:acceptance length|len) =\s*([\d.]+))?(?:, acceptance rate per position = \(([\d., ]+)\))?"
@@ -77,6 +81,7 @@ class Task:
     mean_length: str | None = None
     rates: str | None = None
     output_tokens: int | None = None
+    decode_ms: float | None = None
 
     def request(self) -> Request:
         rounds = self.rounds or self.repeated
@@ -106,9 +111,27 @@ class Log:
         self.timed: str | None = None
         self.example: dict[str, int] = {}
         self.draft_tokens: int | None = None
+        self.slots: set[str] = set()
+        self.seen: list[str] = []  # requests by their lines, each once for as long as no other has one
+        self.launched = 0
+
+    def setup(self) -> Setup:
+        """K, and the throughput of a log that shows one request at a time."""
+        ended = [task for task in self.tasks if task.summary is not None]
+        timed = [(task.output_tokens, task.decode_ms) for task in ended if task.output_tokens and task.decode_ms]
+        alone = len(set(self.seen)) == len(self.seen) and (len(self.slots) == 1 or self.launched >= len(ended))
+        if not timed or not self.slots or not alone:
+            return Setup(draft_tokens=self.draft_tokens)
+        tokens, ms = (sum(column) for column in zip(*timed, strict=True))
+        return Setup(draft_tokens=self.draft_tokens, tokens_per_s=1e3 * tokens / ms)
 
     def take(self, line: str) -> None:
         """Read a line into the log."""
+        if match := SLOT.search(line):
+            self.launched += match[1] is not None
+            self.slots.add(match[2])
+            if self.seen[-1:] != [match[3]]:
+                self.seen.append(match[3])
         if match := TIMINGS.search(line):
             self.timed = match[1]
         if match := ROUND.search(line):
@@ -118,7 +141,8 @@ class Log:
             rounds.append((count(match[3], "drafted"), accepted))
         elif "eval time" in line:
             if (match := LENGTH.search(line)) and (name := match[1] or self.timed):
-                self._task(name).output_tokens = count(match[2], "tokens")
+                task = self._task(name)
+                task.output_tokens, task.decode_ms = count(match[3], "tokens"), float(match[2] or 0)
         elif (match := SUMMARY.search(line)) and (name := match[1] or self.timed):
             ended = self.running.pop(name, None) or self._new()
             ended.summary = count(match[3], "generated"), count(match[2], "accepted")
@@ -188,7 +212,7 @@ def read_log(paths: Sequence[Path]) -> ImportedRecords:
         lengths,
         skipped=skipped,
         instead=INSTEAD,
-        setup=Setup(draft_tokens=log.draft_tokens),
+        setup=log.setup(),
     )
     if any(line.drafted for lines in log.statistics.values() for line in lines):
         return _of_statistics(log, sums_only)
@@ -210,7 +234,7 @@ def _of_rounds(log: Log, version: str, skipped: Skipped) -> ImportedRecords:
         skipped["requests whose rounds are not all in the log"] = partial
     if not whole:
         raise InputError(f"the log holds no request's rounds in full; {INSTEAD}")
-    imported = rounds_of_requests(ENGINE, whole, skipped, version=version)
+    imported = replace(rounds_of_requests(ENGINE, whole, skipped, version=version), setup=log.setup())
     ended = sum(task.summary is not None for task in log.tasks) - partial
     if ended == len(whole):
         return imported
@@ -242,7 +266,7 @@ def _of_statistics(log: Log, sums_only: ImportedRecords) -> ImportedRecords:
         plain_steps=max(max(asked) - drafts, 0) if asked else None,  # the first drafter of a chain is asked in all
         output_tokens=sums_only.output_tokens if sum(told) == accepted else None,  # else of other requests, too
         notes=tuple(notes),
-        setup=Setup(method="+".join(sorted(used))),
+        setup=replace(sums_only.setup, method="+".join(sorted(used))),
     )
     if any(not line.rates for line in lines):
         return known

@@ -47,7 +47,7 @@ class Setup:
     method : the engine's word for the kind of drafter, such as "eagle3"; "" if unknown
     draft_tokens : K; None if unknown
     running : requests that ran at once, on average; None if unknown
-    tokens_per_s : output tokens per second, of all requests together; None if unknown
+    tokens_per_s : output tokens per second, of all requests together, of llama.cpp while they decode; None if unknown
     context : mean cached tokens of a request: its prompt and half of its output; None if unknown
     tp : GPUs that share every layer; None if unknown
     weights, cache : formats that the engine was told to hold weights and the KV cache in, in its words, such as

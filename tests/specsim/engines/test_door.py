@@ -553,6 +553,39 @@ def test_a_log_tells_its_throughput() -> None:
     assert "each step yields 1.25 tokens and costs as much as 1.12 normal decode steps" in answer.out
 
 
+def llamacpp_log(*lines: tuple[int, int, str]) -> str:
+    """Lines of slots and requests: a request's start, or its end with 180 of 360 drafted tokens of 300, in 6 s."""
+    ends = (
+        "print_timing: id  {} | task {} | \nprompt eval time =     200.00 ms /    30 tokens\n"
+        "       eval time =    6000.00 ms /   300 tokens (   20.00 ms per token,    50.00 tokens per second)\n"
+        "slot print_timing: id  {} | task {} | \ndraft acceptance rate = 0.50000 (  180 accepted /   360 generated), "
+        "mean acceptance length = 2.50"
+    )
+    forms = {"start": "launch_slot_: id  {} | task {} | processing task", "end": ends}
+    return "".join(f"slot {forms[what].format(slot, task, slot, task)}\n" for slot, task, what in lines)
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ([(0, 12, "end")], True),
+        ([(0, 12, "end"), (0, 133, "end")], True),
+        ([(3, 0, "start"), (3, 0, "end"), (2, 121, "start"), (2, 121, "end")], True),  # slots in turns
+        ([(3, 0, "start"), (2, 1, "start"), (3, 0, "end"), (2, 1, "end")], False),  # both at once
+        ([(3, 0, "end"), (2, 121, "end")], False),  # of two slots, whose starts are not in the log
+    ],
+)
+def test_a_log_of_llamacpp_tells_its_throughput(lines: list[tuple[int, int, str]], told: bool, tmp_path: Path) -> None:
+    """300 tokens in 6,000 ms are the 50 tokens per second that the log prints; 2.5 tokens a step at 40 without."""
+    (tmp_path / "log.txt").write_text(llamacpp_log(*lines))
+    answer = call("specsim", "doctor", tmp_path / "log.txt", "--k", 3, "--baseline-tokens-per-second", 40)
+    if told:
+        assert "50 tok/s while decoding, 40 without speculation" in answer.out
+        assert "1.25x (25 % faster): each step yields 2.50 tokens and costs as much as 2.00 normal" in answer.out
+    else:
+        assert_refused(answer, "what is its throughput? Add --tokens-per-second")
+
+
 @pytest.mark.parametrize(("speed", "told"), [(10.0, True), (1000.0, False)])
 def test_a_server_far_slower_than_its_hardware_is_named(speed: float, told: bool, tmp_path: Path) -> None:
     """64 requests: the log's own 4,000 tok/s is near what these costs predict, 10 tok/s is not."""
