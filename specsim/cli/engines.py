@@ -25,7 +25,6 @@ from specsim.io.settings import Settings, argument, setting
 if TYPE_CHECKING:
     from specsim.cost.model import CostModel
     from specsim.engines.advise import Advice
-    from specsim.engines.by_load import ByLoad
     from specsim.engines.formats.records import ImportedRecords, Setup
     from specsim.engines.import_records import Reading
     from specsim.engines.self_sizing import SelfSizing
@@ -117,7 +116,6 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     from specsim.cost.linear import LinearCost
     from specsim.engines.advise import advise as find_advice
     from specsim.engines.advise import drafter_kind
-    from specsim.engines.by_load import speedups_by_load
     from specsim.engines.flags import NAMES, draft_length_flags, kind_of
     from specsim.engines.import_records import BY_AVERAGE
     from specsim.report.advice import KIND, VERSION
@@ -142,10 +140,8 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     flags = None if engine is None or advice.k is None else advice.flags(engine, kind)
     commands, without = _server_commands(advice, costs, cost, kind, reading)
     load += [*without, *_slow_server(advice, cost, reading, context)]
-    speedups = [float(length.speedup) for length in advice.lengths]
-    by_load = None if advice.upper_bound else speedups_by_load(speedups, cost, context)
     by_position = BY_AVERAGE not in reading.notes
-    sizing, line = _self_sizing(advice, cost, costs, context, by_load) if by_position else (None, None)
+    sizing, line = _self_sizing(advice, cost, costs, context) if by_position else (None, None)
 
     def show() -> None:
         print(reading)
@@ -163,7 +159,7 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
         "asked": {**_asked_as_dict(options, costs, requests), "context": context},
     }
     printed = {"flags": flags, "commands": commands, "read_as": reading.as_dict()}
-    printed |= {"by_load": by_load and by_load._asdict(), "self_sizing": sizing and sizing._asdict()}
+    printed |= {"self_sizing": sizing and sizing._asdict()}
     return Answer({**about, **advice.as_dict(), **printed}, show)
 
 
@@ -244,7 +240,7 @@ def _server_commands(
 
 
 def _self_sizing(
-    advice: Advice, cost: CostModel, costs: AdviseCosts, context: int, by_load: ByLoad | None
+    advice: Advice, cost: CostModel, costs: AdviseCosts, context: int
 ) -> tuple[SelfSizing | None, str | None]:
     """Advise on adaptive verification or a K by batch size: vLLM's gain, and the line to print."""
     import numpy as np
@@ -257,7 +253,7 @@ def _self_sizing(
     if advice.k is None or kind is None or engine not in ("vllm", "sglang", "tensorrt-llm"):
         return None, None
     if engine != "vllm":
-        return None, schedule_line(engine, by_load, kind)
+        return None, schedule_line(engine, advice.by_load, kind)
     if month:  # an older release, without adaptive verification
         return None, None
     survival = np.diff([length.tokens_per_round for length in advice.lengths]).tolist()

@@ -14,6 +14,7 @@ from specsim.cost.linear import LinearCost
 from specsim.cost.model import CostModel
 from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.roofline.serving import prompts_s as others_prompts_s
+from specsim.engines.by_load import ByLoad, speedups_by_load
 from specsim.engines.counted import MAY_ABSTAIN, UNKNOWN_PHI, Counted, counted
 from specsim.engines.flags import draft_length_flags, kind_of
 from specsim.engines.import_records import SourceLike, as_counts
@@ -34,11 +35,6 @@ RoundSeconds = tuple[Seconds, float, Seconds]
 DRAWS = 4000  # of acceptance rates
 MOST_TIMES = 2**14  # largest multiple of the counted rounds that is suggested
 NORMAL = 1.96  # standard errors in half of a 95 % interval
-BATCHES = (
-    *range(1, 8),
-    *(part * 2**power for power in range(1, 8) for part in (4, 5, 6, 7)),
-    1024,
-)  # concurrent requests
 MOST_BEYOND = 4  # draft tokens beyond the longest counted, for which acceptance is extrapolated
 STEEPEST_FALL = 0.8  # largest ratio of one extrapolated rate to the one before, in the pessimistic case
 BLOCK = ("block", "dflash", "dspark", "medusa", "p-eagle", "pard")  # draft all tokens at once: acceptance depends on K
@@ -83,6 +79,7 @@ class Advice(Result):
     error_known : whether the error of the costs is known from published runs or a calibration; if not, decisions assume
         a typical error, and no interval is shown
     off_above : number of requests at once above which speculation is slower, and its 95 % interval; None if unknown
+    by_load : speedups by number of requests at once; None if the costs are of a single batch size
     """
 
     lengths: tuple[DraftLengthAdvice, ...]
@@ -99,6 +96,7 @@ class Advice(Result):
     off_above: BreakEven | None = None
     requests: int | None = None
     error_known: bool = True
+    by_load: ByLoad | None = None
 
     @property
     def longest(self) -> bool:
@@ -204,7 +202,8 @@ class Advice(Result):
         )
         parts = {"lengths": rows, "beyond": beyond, "signatures": [sign._asdict() for sign in self.signatures]}
         even = None if self.off_above is None else self.off_above._asdict()
-        return {**vars(self), "longest": self.longest, **parts, "off_above": even}
+        by_load = None if self.by_load is None else self.by_load._asdict()
+        return {**vars(self), "longest": self.longest, **parts, "off_above": even, "by_load": by_load}
 
 
 def advise(
@@ -281,11 +280,8 @@ def advise(
     upper_bound = counts.plain_steps is None and kind in MAY_ABSTAIN
     block = kind in BLOCK
     beyond = 0 if upper_bound or block or not counts.accepted[-1] else MOST_BEYOND
-    prompts_s = np.zeros(depth + beyond + 1)
-    if isl is not None and osl is not None:
-        context = round(isl + osl / 2)
-        prompts_s = np.array([others_prompts_s(cost, isl, osl, k) for k in range(depth + beyond + 1)])
-    seconds = (*_seconds(cost, depth + beyond, context), prompts_s)
+    context = context if isl is None or osl is None else round(isl + osl / 2)
+    seconds = _seconds(cost, depth + beyond, context, isl, osl)
     error = cost.speedup_error
     lengths = _lengths(counts, seconds, error, seed)
     candidate = max(lengths[1:], key=lambda length: length.speedup.estimate)
@@ -302,13 +298,19 @@ def advise(
             settled = _decided(candidate.k, more[candidate.k].speedup)
             times = factor if settled is not None and more[settled].near >= SURE else None
             factor *= 2
-    even = off_above(cost, counts, candidate, context) if isl is None and not upper_bound else None
+
+    def expected_at(model: CostModel) -> Floats:
+        """The expected speedups at these costs' batch."""
+        return _expected(counts, _seconds(model, depth, context, isl, osl), model.speedup_error[0])[1]
+
+    by_load = None if upper_bound else speedups_by_load(cost, expected_at)
+    even = off_above(cost, by_load, candidate) if by_load is not None and isl is None else None
     return Advice(
         tuple(lengths), k, candidate.k, sure, times, int(counts.rounds),
         (*cost.notes(depth, (context, context)), *_notes(counts, error, kind)), signatures, cost.error_band,
         tuple(_beyond(counts, seconds, error, beyond)), upper_bound, even,
         len(counts.unit_rounds) if counts.unit == "requests" else None,
-        cost.error_known,
+        cost.error_known, by_load,
     )  # fmt: skip
 
 
@@ -349,9 +351,20 @@ def _notes(counts: Counted, error: tuple[float, float], kind: str | None) -> Ite
         yield f"published runs of this kind were predicted too {direction}: speedups are multiplied by {factor}"
 
 
-def _seconds(cost: CostModel, longest: int, context: int) -> tuple[Seconds, float]:
-    """Seconds of rounds with K = 0, 1, ... drafts [D + 1], and of catching up after a fully accepted draft."""
-    return np.array([cost.round_seconds(k, context) for k in range(longest + 1)]), float(cost.catch_up(context))
+def _seconds(cost: CostModel, longest: int, context: int, isl: int | None, osl: int | None) -> RoundSeconds:
+    """Seconds of rounds, of catching up, and of other requests' prompts; without lengths of requests there are none."""
+    prompts_s = np.zeros(longest + 1)
+    if isl is not None and osl is not None:
+        prompts_s = np.array([others_prompts_s(cost, isl, osl, k) for k in range(longest + 1)])
+    rounds_s = np.array([cost.round_seconds(k, context) for k in range(longest + 1)])
+    return rounds_s, float(cost.catch_up(context)), prompts_s
+
+
+def _expected(counts: Counted, seconds: RoundSeconds, bias: float) -> tuple[Floats, Floats]:
+    """Tokens per step and speedups [D + 1] of K = 0, 1, ..., at the counted rates. bias : of the logarithm"""
+    (tokens,), (speedups,) = _speedups(counts.rates[None], seconds, counts.share_drafting)
+    # No step is shorter than a baseline decode step, so that the speedup is at most the tokens per step.
+    return tokens, np.minimum(speedups * np.exp(bias * (np.arange(len(speedups)) > 0)), tokens)
 
 
 def _lengths(
@@ -359,22 +372,19 @@ def _lengths(
 ) -> list[DraftLengthAdvice]:
     """The value of every K: at the counted rates, with intervals of the rates and of the costs."""
     rng = np.random.default_rng(seed)
-    share = counts.share_drafting
-    tokens, found = _speedups(counts.rates[None], seconds, share)
-    most, speedups = _speedups(counts.draw_rates(DRAWS, rng, times), seconds, share)
     bias, sd = error
-    found[:, 1:] *= math.exp(bias)
+    tokens, found = _expected(counts, seconds, bias)
+    most, speedups = _speedups(counts.draw_rates(DRAWS, rng, times), seconds, counts.share_drafting)
     speedups[:, 1:] *= np.exp(bias + sd * rng.standard_normal((DRAWS, 1)))  # costs of all K err alike
-    # No step is shorter than a baseline decode step, so that the speedup is at most the tokens per step.
-    found, speedups = np.minimum(found, tokens), np.minimum(speedups, most)
+    speedups = np.minimum(speedups, most)
     best = speedups.max(axis=1, keepdims=True)
     near, first = speedups >= (1 - NEAR_PERCENT / 100) * best, speedups.argmax(axis=1)
     low, high = np.quantile(speedups, (0.025, 0.975), axis=0)
     return [
         DraftLengthAdvice(
             k,
-            float(tokens[0, k]),
-            Estimate(value := float(found[0, k]), min(float(low[k]), value), max(float(high[k]), value)),
+            float(tokens[k]),
+            Estimate(value := float(found[k]), min(float(low[k]), value), max(float(high[k]), value)),
             float((first == k).mean()),
             float(near[:, k].mean()),
         )
@@ -442,35 +452,22 @@ class BreakEven(NamedTuple):
         return f"off above {self.requests} request{'s' * (self.requests > 1)} at once ({self.low} to {high})"
 
 
-def off_above(cost: CostModel, counts: Counted, candidate: DraftLengthAdvice, context: int) -> BreakEven | None:
+def off_above(cost: CostModel, by_load: ByLoad, candidate: DraftLengthAdvice) -> BreakEven:
     """Find the largest number of concurrent requests at which some counted K is faster than no speculation.
 
-    None if the costs are of a single batch size. The interval holds the errors of costs and counts; acceptance is
-    assumed not to depend on the load.
+    The interval holds the errors of costs and counts; acceptance is assumed not to depend on the load.
     """
     speedup = candidate.speedup
     sd_here = math.log(speedup.high / speedup.low) / (2 * NORMAL) if speedup.high > speedup.low else 0.0
     counts_variance = max(sd_here**2 - cost.speedup_error[1] ** 2, 0.0)
-    if isinstance(cost, LinearCost) and cost.fitted is None:
-        return None
-    values = []
-    for batch in BATCHES:
-        if isinstance(cost, LinearCost) and cost.fitted is not None and batch > cost.fitted.batches[1]:
-            break
-        try:
-            at_batch = with_batch(cost, batch)
-            seconds = (*_seconds(at_batch, len(counts.accepted), context), np.zeros(len(counts.accepted) + 1))
-        except InputError:
-            break
-        best = float(_speedups(counts.rates[None], seconds, counts.share_drafting)[1][0, 1:].max())
-        bias, sd = at_batch.speedup_error
-        values.append((math.log(best) + bias, NORMAL * math.sqrt(sd**2 + counts_variance)))
-    if len(values) < 2:
-        return None
+    best = np.log([values for k, values in by_load.speedups.items() if int(k)]).max(axis=0)
+    sds = np.array([with_batch(cost, batch).speedup_error[1] for batch in by_load.batches])
+    reach = NORMAL * np.sqrt(sds**2 + counts_variance)
 
-    def last_faster(side: int) -> int | None:
-        """The largest batch that is faster, at an end of the interval; None if even the largest that was tried is."""
-        faster = [batch for batch, (value, reach) in zip(BATCHES, values, strict=False) if value + side * reach > 0]
-        return None if BATCHES[len(values) - 1] in faster else max(faster, default=0)
+    def last_faster(values: Floats) -> int | None:
+        """The largest batch that is faster; None if even the largest that was tried is."""
+        faster = [batch for batch, value in zip(by_load.batches, values, strict=True) if value > 0]
+        return None if by_load.batches[-1] in faster else max(faster, default=0)
 
-    return BreakEven(last_faster(0), last_faster(-1), last_faster(1), BATCHES[len(values) - 1])
+    low, high = (last_faster(best + side * reach) for side in (-1, 1))
+    return BreakEven(last_faster(best), low, high, by_load.batches[-1])

@@ -2,49 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
-from specsim.cost.batches import DoesNotFit
+import numpy as np
+
 from specsim.cost.files import with_batch
+from specsim.cost.linear import LinearCost
 from specsim.cost.model import CostModel
+from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+BATCHES = (
+    *range(1, 8),
+    *(part * 2**power for power in range(1, 8) for part in (4, 5, 6, 7)),
+    1024,
+)  # concurrent requests
 
 
 class ByLoad(NamedTuple):
-    """Speedups by number of requests at once. batches : [B]; speedups : [B], by K as text"""
+    """Speedups by number of requests at once, both sides of every change of the best K included.
+
+    batches : [B], increasing from 1; speedups : [B], by K as text
+    """
 
     batches: list[int]
     speedups: dict[str, list[float]]
 
 
-def speedups_by_load(speedups: Sequence[float], cost: CostModel, context: int) -> ByLoad | None:
-    """Speedup of every K with other numbers of requests at once, up to what fits into memory.
+def speedups_by_load(cost: CostModel, speedups_at: Callable[[CostModel], Floats]) -> ByLoad | None:
+    """Speedup of every K with other numbers of requests at once, up to what fits into memory or costs cover.
 
-    Acceptance is taken not to depend on the load, so that only the costs of a round and of a decoding step change.
+    Acceptance is taken not to depend on the load.
 
-    speedups : of K = 0, 1, ..., with these costs
+    speedups_at : speedups [D + 1] of K = 0, 1, ... with costs of some batch
 
-    Returns None for costs without batches.
+    Returns None for costs of a single batch.
     """
+    found: dict[int, Floats] = {}
+    most = BATCHES[-1]
+    if isinstance(cost, LinearCost):
+        most = cost.fitted.batches[1] if cost.fitted is not None else 0
 
-    def per_round(model: CostModel) -> list[float]:
-        """A decoding step over a round, for every K."""
-        step_s = float(model.round_seconds(0, context))
-        return [step_s / float(model.round_seconds(k, context)) for k in range(len(speedups))]
+    def best(batch: int) -> int:
+        if batch not in found:
+            found[batch] = speedups_at(with_batch(cost, batch))
+        return int(found[batch].argmax())
 
-    here, batches = per_round(cost), []
-    by_k: dict[str, list[float]] = {str(k): [] for k in range(len(speedups))}
     for batch in BATCHES:
         try:
-            there = per_round(with_batch(cost, batch))
-        except DoesNotFit:
+            if batch <= most:
+                best(batch)
+        except InputError:
             break
-        except InputError:  # costs of one batch
-            return None
-        batches.append(batch)
-        for k, values in enumerate(by_k.values()):
-            values.append(speedups[k] * there[k] / here[k])
-    return ByLoad(batches, by_k) if batches else None
+    kept = [*found]
+    for low, end in pairwise([*kept]):
+        while best(low) != best(end) and end - low > 1:
+            before, after = low, end  # between which the best K of `low` ceases to be the best
+            while after - before > 1:
+                middle = (before + after) // 2
+                before, after = (middle, after) if best(middle) == best(low) else (before, middle)
+            kept += [before, after]
+            low = after
+    batches = sorted({*kept})
+    if len(batches) < 2:
+        return None
+    by_k = np.array([found[batch] for batch in batches]).T
+    return ByLoad(batches, {str(k): values.tolist() for k, values in enumerate(by_k)})

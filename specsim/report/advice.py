@@ -39,9 +39,10 @@ def advice_result(document: Mapping[str, Any]) -> Result:
     caption = "Below the dashed line speculation costs more than it gains; bars are 95 % intervals."
     body = [stack([figure("wide", "Which draft length?", drawn, caption)])]
     if by_load := document.get("by_load"):
-        lines = {f"K = {k}": values for k, values in by_load["speedups"].items() if int(k)}
+        shown = [at for at, batch in enumerate(by_load["batches"]) if batch & (batch - 1) == 0]  # powers of 2
+        lines = {f"K = {k}": [values[at] for at in shown] for k, values in by_load["speedups"].items() if int(k)}
         points = {label: [dict.fromkeys(("estimate", "low", "high"), v) for v in line] for label, line in lines.items()}
-        loads = figures.by_batch(by_load["batches"], points, "advice-load")
+        loads = figures.by_batch([by_load["batches"][at] for at in shown], points, "advice-load")
         about = (
             "Acceptance is taken not to depend on the load. Estimates alone; the table has the interval at one load."
         )

@@ -21,7 +21,7 @@ from specsim.cost.files import read_cost, shipped_costs
 from specsim.cost.model import ConstantCost
 from specsim.cost.roofline.cost import Covered, RooflineCost
 from specsim.cost.roofline.published import CALIBRATED_PERCENT, calibrated_error
-from specsim.engines.advise import BATCHES, Advice, BreakEven, advise
+from specsim.engines.advise import Advice, BreakEven, advise
 from specsim.engines.diagnose import diagnose
 from specsim.engines.export import export_flags
 from specsim.engines.flags import draft_length_flags, server_command, without_option
@@ -29,6 +29,7 @@ from specsim.engines.formats.mixed import mixed_sources
 from specsim.engines.import_records import read_counts
 from specsim.engines.signatures import FIRST_POSITION
 from specsim.io.arrays import Ints
+from specsim.serving.draft_length import as_schedule
 from tests.support.checks import refusal
 from tests.support.commands import call, json_of
 
@@ -171,12 +172,34 @@ def test_speculation_is_off_above_the_batch_at_which_it_loses() -> None:
     assert even is not None and even.requests and even.low is not None
     best = [
         max(length.speedup.estimate for length in advise(source, read_cost(document, batch=batch)).lengths[1:])
-        for batch in (even.requests, BATCHES[BATCHES.index(even.requests) + 1])
+        for batch in (even.requests, even.requests + 1)
     ]
     assert best[0] > 1 > best[1] and even.low < even.requests
     undecided = advise(source, read_cost(document, batch=even.requests))  # 1.0 lies in the interval
     assert undecided.k is None and repr(undecided).endswith(f"predicted {undecided.off_above}")
     assert str(BreakEven(0, 0, 12, 512)) == "off at any number of requests at once (at most 12)"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("h100", "llama-3.1-8b", "eagle3", None, 1, "sglang"), ("gb200", "deepseek-r1", "mtp", "nvfp4", 4, "sglang")],
+)
+def test_k_by_requests_at_once_is_the_best_at_each_of_them(names: tuple[Any, ...], tmp_path: Path) -> None:
+    """Against an advice for each load; where the costs' known error changes, from 8 to 9 requests, too."""
+    source = {"drafted": [10**4] * 3, "accepted": [7000, 4500, 3000]}
+    (tmp_path / "c.json").write_text(json.dumps(source))
+    flags = ("--gpu", "--target", "--drafter", "--weights", "--tp", "--engine")
+    given = [part for flag, name in zip(flags, names, strict=True) if name for part in (flag, name)]
+    shown = call("specsim", "advise", tmp_path / "c.json", *given, "--batch", 8).out
+    (line,) = re.findall(r"K by requests at once ([\d:,]+): ", shown)
+    (last,) = re.findall(r"off above (\d+) requests", shown)
+    schedule, document = as_schedule(line), data_sheet_document(*names)
+    changes = [batch + step for batch in schedule.lengths for step in (-1, 0)]
+    for batch in sorted({1, 9, *changes} - {0}):
+        lengths = advise(source, read_cost(document, batch=batch)).lengths
+        best = max(lengths, key=lambda length: length.speedup.estimate)
+        assert schedule.at(batch) == best.k
+        assert (batch <= int(last)) == (best.k > 0)
 
 
 def test_longer_drafts_than_counted_are_extrapolated_and_marked() -> None:
