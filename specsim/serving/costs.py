@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from specsim.cost.batches import BatchCost, BatchTokens, Pad, PaddedCost
 from specsim.cost.linear import OTHERS, LinearCost
 from specsim.cost.model import CostModel
+from specsim.cost.roofline.cost import RooflineCost
 from specsim.io.arrays import Ints, Seconds
 from specsim.io.errors import InputError
 
@@ -56,6 +58,14 @@ def batch_cost(model: CostModel | BatchCost, pad: Pad = "none") -> BatchCost:
     return model if pad == "none" else PaddedCost(model, pad)
 
 
+def known_error(cost: CostModel, batch: int) -> tuple[float, float]:
+    """Mean and standard deviation of log(measured / predicted speedup) of so many sequences; 0, 0 where unknown."""
+    own = cost.cost if isinstance(cost, PaddedCost) else cost
+    if not isinstance(own, RooflineCost) or not (at := replace(own, batch=batch)).error_known:
+        return 0.0, 0.0
+    return at.speedup_error
+
+
 def draft_levels(drafted: Ints, tree: Links | None) -> Ints:
     """Number of draft passes: a token each for chains, a level each for a static tree cut at some depth."""
     return drafted if tree is None else np.searchsorted(tree.level_end - 1, drafted)
@@ -77,7 +87,8 @@ def round_seconds(
 
     A draft takes a drafter pass per token, or per level of a tree. Sequences whose drafts are complete take no part in
     later passes, but wait for them. Verification is a single target pass over all pending tokens and the drafted tokens
-    that are verified.
+    that are verified. Where speedups with such costs are known to come out lower or higher than predicted, rounds that
+    speculate take longer or shorter in proportion, but no shorter than without drafts.
 
     batch_round : int [R], round of the batch, counted from 0 without a gap, of each sequence's round
     drafted, cached : int [R], tokens of the draft, and of the cache before the pass
@@ -130,7 +141,15 @@ def round_seconds(
         verify_s[decoding] += cost.batch_tree_verify(trees) - cost.batch_verify(trees)
     speculating = np.bincount(batch_round, np.broadcast_to(speculates, batch_round.shape), minlength=count) > 0
     other_s = cost.step_s + np.where(speculating, cost.round_s, 0.0)
-    return RoundSeconds(draft_s, verify_s, other_s, tokens.sequences.astype(np.int64))
+    sequences = tokens.sequences.astype(np.int64)
+    known, which = np.unique(sequences, return_inverse=True)
+    bias = speculating * np.array([known_error(cost, size)[0] if size else 0.0 for size in known.tolist()])[which]
+    factor = np.exp(-bias)
+    if (bias > 0).any():
+        plain_s = cost.batch_verify(held(np.ones_like(cached), cached).plus(read)) + cost.step_s
+        least = np.minimum(plain_s / (draft_s + verify_s + other_s), 1.0)
+        factor = np.where(bias > 0, np.maximum(factor, least), factor)
+    return RoundSeconds(draft_s * factor, verify_s * factor, other_s * factor, sequences)
 
 
 def _by_round(batch_round: Ints, new: Ints, before: Ints, count: int) -> BatchTokens:

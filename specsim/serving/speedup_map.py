@@ -7,11 +7,11 @@ are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.intervals import Estimate, ratio_of_ratios, resample, tails
 from specsim.serving.arrivals import shuffled
+from specsim.serving.costs import known_error
 from specsim.serving.draft_length import DraftLengthRule, schedule_ranges
 from specsim.serving.drafts import drafts_of
 from specsim.serving.lockstep import lockstep
@@ -30,6 +31,7 @@ from specsim.trace.trace import Trace
 
 TURNS = 4  # sequences that each place of a batch decodes, at least
 REPEATS = 1000  # resamples of the sequences
+NORMAL = 1.96  # standard errors in half of a 95 % interval
 SLACK = 1e-6  # batches by which interpolation may miss a whole number
 
 
@@ -38,7 +40,7 @@ class Cell:
     """A batch at a context.
 
     context : tokens in every cache; None for those of the trace
-    speedup : by label, over the same batch without speculation
+    speedup : by label, over the same batch without speculation, with its interval of sequences and of the costs' error
     baseline_tokens_per_s : of the whole batch, without speculation
     """
 
@@ -63,7 +65,7 @@ def _last(batch: float) -> int:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """The batch beyond which speculation loses, with its 95 % interval over sequences.
+    """The batch beyond which speculation loses, with its 95 % interval of sequences and of the costs' known error.
 
     Between the batches, the logarithm of the speedup is interpolated linearly in that of the batch. None if speculation
     still gains at the largest batch, 0 if it loses at every batch.
@@ -82,19 +84,16 @@ class BreakEven:
         ends = [f"over {self.largest_batch}" if b is None else f"{_last(b)}" for b in (self.batch, self.low, self.high)]
         return ends[0] if len(set(ends)) == 1 else f"{ends[0]} [{ends[1]}, {ends[2]}]"
 
+    @property
+    def sentence(self) -> str:
+        """Where speculation stops paying, in words."""
+        within = f" [{text}" if (text := str(self).partition(" [")[2]) else ""
+        if self.batch is None:
+            return f"fixed K still gains at a batch of {self.largest_batch}{within and ', and stops at' + within}"
+        return f"fixed K loses beyond a batch of {self}" if self.batch else "fixed K loses at every batch"
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-class BreakEvenRange(NamedTuple):
-    """Ends of a range of batches; infinite beyond the largest batch compared, 0 before the first."""
-
-    low: float
-    high: float
-    largest_batch: int
-
-    def __str__(self) -> str:
-        return " to ".join(f"{_last(end)}" if math.isfinite(end) else f"over {self.largest_batch}" for end in self[:2])
 
 
 @dataclass(frozen=True)
@@ -138,17 +137,6 @@ class SpeedupMap:
         """The largest batch of the table at a context."""
         return max(cell.batch for cell in self.cells if cell.context == context)
 
-    def break_even_by(self, bands: Mapping[int, tuple[float, float]], context: int | None = None) -> BreakEvenRange:
-        """The batches beyond which speculation loses if costs are off as much as such costs were.
-
-        bands : by batch, lowest and highest measured over predicted speedup with such costs, as `error_band` gives
-        """
-        cells = [cell for cell in self.cells if cell.context == context]
-        batches = [cell.batch for cell in cells]
-        speedups = np.array([max(cell.speedup[label].estimate for label in self.lengths) for cell in cells])
-        low, high = (_crossing(batches, speedups * [bands[batch][end] for batch in batches]) for end in (0, 1))
-        return BreakEvenRange(low, high, batches[-1])
-
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
         return {
@@ -186,7 +174,8 @@ def speedup_map(
     seed : seed of the order of sequences and of the policies' random draws
     progress : called with (done, total) cells
 
-    Intervals are over sequences: each round's seconds are shared evenly by the sequences in it.
+    Intervals are over sequences, each round's seconds being shared evenly by the sequences in it, and hold the error of
+    speedups with such costs where it is known.
 
     A context's table ends before the first batch that does not fit into memory.
 
@@ -201,24 +190,32 @@ def speedup_map(
     break_evens: list[BreakEven] = []
     left_out: list[str] = []
     for context in contexts:
-        columns = []  # [B, 1 + A, 2, S]: of the baseline and each arm, tokens and seconds
+        columns: list[Floats] = []  # [B, 1 + A, 2, S]: of the baseline and each arm, tokens and seconds
+        errors: list[float] = []  # [B], of the logarithm of a speedup
         for batch in batches:
             order = _order(trace.sequences, batch, seed)
             try:
                 full = partial(lockstep, cost=cost, batch=batch, order=order, refill=True, context=context)
-                columns.append(np.array([full(arm).per_sequence(full_only=True) for arm in (plain, *drafts)]))
+                runs = [full(arm) for arm in (plain, *drafts)]
             except DoesNotFit as error:
                 if not columns:
                     raise
                 left_out.append(f"ends at batch {cells[-1].batch}: {str(error).partition(';')[0]}")
                 break
-            cells.append(_cell(batch, context, [arm.label for arm in drafts], columns[-1]))
+            columns.append(np.array([run.per_sequence(full_only=True) for run in runs]))
+            errors.append(known_error(cost, batch)[1])
+            most = {run.label: float(run.rounds.emitted.mean()) for run in runs[1:]}
+            cells.append(_cell(batch, context, most, columns[-1], errors[-1]))
             progress(len(cells), len(contexts) * len(batches))
         fixed = [i for i, arm in enumerate(arms) if isinstance(arm, FixedK)]
         if fixed:
             break_evens.append(
                 break_even(
-                    batches[: len(columns)], np.array(columns)[:, [0, *(i + 1 for i in fixed)]], context, list(lengths)
+                    batches[: len(columns)],
+                    np.array(columns)[:, [0, *(i + 1 for i in fixed)]],
+                    context,
+                    list(lengths),
+                    errors,
                 )
             )
     return SpeedupMap(tuple(batches), tuple(contexts), tuple(cells), tuple(break_evens), lengths, tuple(left_out))
@@ -230,19 +227,31 @@ def _order(sequences: int, batch: int, seed: int) -> Ints:
     return shuffled(sequences, times * sequences, np.random.default_rng(seed))
 
 
-def _cell(batch: int, context: int | None, labels: Sequence[str], columns: Floats) -> Cell:
+def _cell(batch: int, context: int | None, most: dict[str, float], columns: Floats, error: float) -> Cell:
+    """Speedups of a batch. most : tokens per round by label, which no speedup exceeds"""
     (tokens, seconds), *others = columns
+
+    def widened(value: Estimate, most: float) -> Estimate:
+        """The interval with the costs' error in it."""
+        if not error:
+            return value
+        low, high = (math.hypot(math.log(end / value), NORMAL * error) for end in (value.low, value.high))
+        return Estimate(value.estimate, value * math.exp(-low), max(min(value * math.exp(high), most), value.estimate))
+
     speedup = {
-        label: ratio_of_ratios(arm_tokens, arm_s, tokens, seconds)
-        for label, (arm_tokens, arm_s) in zip(labels, others, strict=True)
+        label: widened(ratio_of_ratios(arm_tokens, arm_s, tokens, seconds), most[label])
+        for label, (arm_tokens, arm_s) in zip(most, others, strict=True)
     }
     return Cell(batch, context, speedup, float(tokens.sum() / seconds.sum()))
 
 
-def break_even(batches: Sequence[int], columns: Floats, context: int | None, choices: Sequence[str]) -> BreakEven:
+def break_even(
+    batches: Sequence[int], columns: Floats, context: int | None, choices: Sequence[str], errors: Sequence[float]
+) -> BreakEven:
     """Find the batch size beyond which the best of several choices is slower than decoding without speculation.
 
     columns : float [B, 1 + A, 2, S], tokens and seconds per sequence of the baseline, then of every choice
+    errors : [B], standard deviations of the logarithm of speedups with such costs, which err alike at all batches
     """
     sequences = columns.shape[-1]
     index = resample(sequences, repeats=REPEATS, seed=0)
@@ -255,7 +264,8 @@ def break_even(batches: Sequence[int], columns: Floats, context: int | None, cho
         return np.asarray((rate[..., 1:] / rate[..., :1]).max(axis=-1))
 
     estimate = _crossing(batches, best(np.ones(sequences)))
-    drawn = [_crossing(batches, row) for row in best(weights)]
+    off = np.random.default_rng(0).standard_normal((REPEATS, 1)) * np.array(errors)
+    drawn = [_crossing(batches, row) for row in best(weights) * np.exp(off)]
     low, high = np.quantile(drawn, tails(sequences, 0.95), method="nearest")
     ends = [float(value) if math.isfinite(value) else None for value in (estimate, low, high)]
     return BreakEven(context, tuple(choices), ends[0], ends[1], ends[2], batches[-1])

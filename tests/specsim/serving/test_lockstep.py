@@ -15,7 +15,7 @@ from specsim.acceptance.models import IID
 from specsim.cost.batch_profile import BatchProfileCost
 from specsim.cost.batches import BatchTokens
 from specsim.cost.files import read_cost
-from specsim.cost.linear import LinearCost
+from specsim.cost.linear import LinearCost, LinearPass
 from specsim.cost.model import ConstantCost
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import Overheads, RooflineCost, find_drafter
@@ -258,6 +258,22 @@ def test_like_sequences_under_a_roofline_take_what_its_passes_take(drafter: Any)
     assert run.other_s == pytest.approx(8 * [cost.round_overhead()], rel=1e-12)
     plain = decoded(trace, None, batch, cost, context=context)
     assert plain.seconds.total_s == pytest.approx(8 * [float(cost.autoregressive_step(context))], rel=1e-12)
+
+
+@pytest.mark.parametrize("bias", [-0.5, 0.1, 2.0])
+def test_rounds_that_speculate_are_corrected_for_the_known_error(bias: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a speedup of e^bias times the predicted; a step is never shorter than one without drafts, nor corrected."""
+    cost, steps, none = (
+        LinearCost(LinearPass(0.010, 0.001), LinearPass(0.002)),
+        np.array([0, 0, 1, 1]),
+        np.zeros(4, int),
+    )
+    args = (cost, steps, np.array([3, 3, 0, 0]), none, none, np.array([True, True, False, False]))
+    # Two sequences: 3 drafts of 2 ms and a pass over 8 tokens, or over 2.
+    assert round_seconds(*args).total_s == pytest.approx([0.024, 0.012])
+    monkeypatch.setattr("specsim.serving.costs.known_error", lambda cost, batch: (bias, 0.1))
+    longest = {-0.5: 0.024 * 1.648721, 0.1: 0.024 / 1.105171, 2.0: 0.012}[bias]
+    assert round_seconds(*args).total_s == pytest.approx([longest, 0.012])
 
 
 def test_a_ragged_batch_under_a_roofline_reads_what_is_worked_out_by_hand() -> None:
