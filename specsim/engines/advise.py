@@ -63,8 +63,8 @@ class Advice(Result):
     """The recommended draft length, and the value of every length that the counts cover.
 
     lengths : for K = 0, 1, ..., up to the longest counted draft
-    k : recommended draft length, 0 for none: the K with the largest expected speed; None if the interval of its speedup
-        holds 1, and for an upper bound
+    k : recommended draft length: the K with the largest expected speed; 0 if that is slower than no speculation, or at
+        best within `NEAR_PERCENT` of it; None if its interval does not decide, and for an upper bound
     candidate : the draft length with the largest expected speed, at least 1
     sure : whether k is within `NEAR_PERCENT` of the best with a posterior probability of `SURE`
     times_rounds : if not sure: the multiple of the counted rounds that would settle it at the same rates; None if sure,
@@ -144,7 +144,8 @@ class Advice(Result):
         if not self.k:
             last = self.lengths[-1] if self._may_be_faster or not self.beyond else self.beyond[-1]
             up_to = f" up to K = {last.k}" if self.longest else ""
-            yield f"turn speculation off: no draft length{up_to} is faster (K = {chosen.k}: {self.shown(chosen)})"
+            faster = "faster" if chosen.speedup.high < 1 else f"{NEAR_PERCENT:g} % faster"
+            yield f"turn speculation off: no draft length{up_to} is {faster} (K = {chosen.k}: {self.shown(chosen)})"
         else:
             yield f"K = {self.k}, {self.shown(chosen)} times as fast as without speculation"
         if self.off_above is not None and (self.k or self.off_above.requests):
@@ -322,8 +323,9 @@ def drafter_kind(cost: CostModel) -> str | None:
 
 
 def _decided(k: int, speedup: Estimate) -> int | None:
-    """K if it is faster than no speculation, 0 if slower, None if its interval holds 1."""
-    return k if speedup.low > 1 else 0 if speedup.high < 1 else None
+    """K if it is faster than no speculation; 0 if slower, at best within `NEAR_PERCENT`; else None."""
+    slower = speedup.estimate < 1 and speedup.high < 1 + NEAR_PERCENT / 100
+    return k if speedup.low > 1 else 0 if slower else None
 
 
 def _notes(counts: Counted, error: tuple[float, float], kind: str | None) -> Iterator[str]:

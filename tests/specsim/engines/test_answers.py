@@ -101,6 +101,22 @@ def test_no_speedup_exceeds_the_tokens_of_a_step() -> None:
     assert all(length.speedup.high <= 1.001 for length in never.lengths)
 
 
+def test_where_hardly_a_draft_is_accepted_speculation_is_turned_off(tmp_path: Path) -> None:
+    """1.0001 tokens per step gain at most 0.01 %, whatever drafts cost; of 30 rounds that is not known."""
+    never = tmp_path / "never.json"
+    never.write_text(json.dumps({"drafted": [10**5] * 3, "accepted": [10, 2, 0]}))
+    costs = ("--gpu", "h100", "--target", "llama-3.1-8b", "--drafter", "eagle3", "--engine", "vllm")
+    for source in ((never,), ("--accept-length", "1.0", "--k", 3)):
+        shown = call("specsim", "advise", *source, *costs).out.splitlines()
+        assert shown[-2].startswith("turn speculation off: no draft length is 1 % faster (K = 1: 0.86")
+        assert shown[-1] == "vllm serve <llama-3.1-8b>"
+    cost = read_cost(data_sheet_document("h100", "llama-3.1-8b", "eagle3", engine="vllm"))
+    few = advise({"drafted": [30], "accepted": [0]}, cost)
+    assert few.k is None and few.lengths[1].speedup.high > 1.01
+    # A gain that is known stays one, however small: 1.1 tokens in 1.095 steps.
+    assert advise({"drafted": [10**8], "accepted": [10**7]}, ConstantCost(0.0095, 0.1)).k == 1
+
+
 def test_where_steps_without_a_draft_are_unknown_nothing_is_promised() -> None:
     unknown = {key: NGRAM[key] for key in ("drafted", "accepted")}
     advice = advise(unknown, COST, drafter="ngram")
