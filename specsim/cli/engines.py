@@ -25,7 +25,7 @@ from specsim.io.settings import Settings, argument, setting
 if TYPE_CHECKING:
     from specsim.cost.model import CostModel
     from specsim.engines.advise import Advice
-    from specsim.engines.formats.records import ImportedRecords, Setup
+    from specsim.engines.formats.records import ImportedRecords
     from specsim.engines.import_records import Reading
     from specsim.engines.self_sizing import SelfSizing
 
@@ -47,8 +47,7 @@ class AdviseCosts(CostSettings):
 
     def of_reading(self, reading: Reading) -> tuple[AdviseCosts, list[str]]:
         """Complete these costs with the models, formats, engine and load that a file tells; return notes, too."""
-        setup, costs = reading.setup, self
-        notes: list[str] = []
+        setup = reading.setup
         if self.gpu is None and self.cost is None:
             missing = [flag for flag, name in (("--target", setup.model), ("--drafter", setup.kind)) if not name]
             raise InputError(
@@ -56,11 +55,7 @@ class AdviseCosts(CostSettings):
                 f"{''.join(f' {flag} ...' for flag in missing)}, or measured costs with --cost; `specsim cost list` "
                 "names those that ship"
             )
-        if self.gpu is not None:
-            costs = replace(self, target=self.target or setup.model or None, drafter=self.drafter or setup.kind or None)
-        costs.check_names()
-        if self.gpu is not None:
-            costs, notes = costs._as_served(setup)
+        costs, notes = self.named_by(setup)
         if self.engine is None and (engine := reading.engine):
             costs = costs.if_read(engine=engine)[0]
         if self.batch is not None or not setup.running:
@@ -71,22 +66,6 @@ class AdviseCosts(CostSettings):
             return loaded, notes
         notes.append(f"the file tells of {batch} requests at once, but this is for {costs.batch or 1}: {error}")
         return costs, notes
-
-    def _as_served(self, setup: Setup) -> tuple[AdviseCosts, list[str]]:
-        """Complete these costs with the GPUs and formats of a server, and return notes on unknown formats."""
-        from specsim.cost.roofline.formats import ENGINE_FORMATS, stored_weights
-
-        known: dict[str, Any] = {}
-        notes = []
-        stored = bool(setup.weights) and stored_weights(str(self.target)) is not None
-        for name, word in (("weights", setup.weights), ("cache", setup.cache)):
-            if not word or getattr(self, name) is not None or (stored and name == "weights"):
-                continue
-            if word in ENGINE_FORMATS:
-                known[name] = ENGINE_FORMATS[word]
-            else:
-                notes.append(f"the file says {name} {word}, of bytes unknown, which costs leave out; add --{name}")
-        return replace(self, tp=self.tp or setup.tp or 1, **known), notes
 
     def if_read(self, **changes: Any) -> tuple[AdviseCosts, str]:
         """Return these costs with changes and "", or, if there are no such costs, unchanged and the error."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from specsim.cli.console import MAX_SEED, parse_settings
 from specsim.io.errors import InputError
@@ -12,6 +13,7 @@ from specsim.io.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
     from specsim.cost.model import CostModel
+    from specsim.engines.formats.records import Setup
     from specsim.engines.import_records import Reading
     from specsim.io.workers import Workers
     from specsim.trace.trace import Trace
@@ -152,9 +154,34 @@ class GpuSettings(Settings):
 
     def check_names(self) -> None:
         """InputError unless all of GPU, target and drafter are named, or none."""
-        names = self.gpu, self.target, self.drafter
-        if any(names) and not all(names):
-            raise InputError("--gpu, --target and --drafter go together; give all three")
+        missing = [flag for flag in ("gpu", "target", "drafter") if not getattr(self, flag)]
+        if 0 < len(missing) < 3:
+            flags = " and ".join(f"--{flag}" for flag in missing)
+            raise InputError(f"--gpu, --target and --drafter go together; add {flags}")
+
+    def named_by(self, setup: Setup) -> tuple[Self, list[str]]:
+        """These settings with the models, GPUs and formats that a file tells, and notes on unknown formats.
+
+        InputError if one of three names is still missing.
+        """
+        from specsim.cost.roofline.formats import ENGINE_FORMATS, stored_weights
+
+        if self.gpu is None:
+            self.check_names()
+            return self, []
+        named = replace(self, target=self.target or setup.model or None, drafter=self.drafter or setup.kind or None)
+        named.check_names()
+        known: dict[str, Any] = {}
+        notes = []
+        stored = bool(setup.weights) and stored_weights(str(named.target)) is not None
+        for name, word in (("weights", setup.weights), ("cache", setup.cache)):
+            if not word or getattr(self, name) is not None or (stored and name == "weights"):
+                continue
+            if word in ENGINE_FORMATS:
+                known[name] = ENGINE_FORMATS[word]
+            else:
+                notes.append(f"the file says {name} {word}, of bytes unknown, which costs leave out; add --{name}")
+        return replace(named, tp=self.tp or setup.tp or 1, **known), notes
 
     @property
     def gpu_text(self) -> str:
@@ -231,6 +258,26 @@ class BatchCostSettings(AcceptSettings, GpuSettings):
         "Batch-aware cost model: a linear or roofline cost file, a batch profile, or a name of `specsim cost list`.",
         metavar="COST",
     )
+
+    names_later = True
+
+    def completed(self) -> Self:
+        """These settings with the models and the engine that counts tell of, as `specsim advise` takes them."""
+        from specsim.cost.files import as_cost
+        from specsim.engines.import_records import read_counts
+
+        if self.gpu is None or not self.holds_counts:
+            self.check_names()
+            return self
+        reading = read_counts(self.trace)
+        named, unknown = self.named_by(reading.setup)
+        if unknown:
+            raise InputError(f"{self.trace}: {unknown[0]}")
+        if named.engine is None and reading.engine:
+            with suppress(InputError):  # an engine whose overhead is not known
+                as_cost(replace(named, engine=reading.engine).roofline_document)
+                return replace(named, engine=reading.engine)
+        return named
 
     @property
     def holds_counts(self) -> bool:

@@ -109,6 +109,7 @@ def simulate(source: BatchCostSettings, options: SimulateOptions, limits: Server
         raise InputError(f"{flag} needs a server; give --arrivals, such as poisson:20, closed:32 or a file")
     if options.schedule and (options.policy != "fixed_k" or options.set_):
         raise InputError("--schedule replaces --policy and --set; give either")
+    source = source.completed()
     policy = as_schedule(options.schedule) if options.schedule else options.policy
     shared: dict[str, Any] = {"tuning_share": options.tuning_share, "seed": options.seed}
     shared |= parse_settings(options.set_)
@@ -212,6 +213,7 @@ def schedule(source: BatchCostSettings, options: ScheduleOptions) -> Answer:
     from specsim.cost.files import as_cost, with_batch
     from specsim.serving.serve import serve_schedule
 
+    source = source.completed()
     costs = as_cost(source.costs(source.cost))
     with progress_bar() as bar:
         schedule = serve_schedule(

@@ -233,7 +233,7 @@ def test_costs_are_shown_of_a_gpu_and_a_server() -> None:
     text = call(*COMMAND, *GPU, "--batch", 16, "--isl", 1024, "--osl", 256).out
     assert "TPOT with 16 concurrent requests, without speculation" in text
     assert_refused(call(*COMMAND, *GPU, "--isl", 1024), "--isl and --osl go together")
-    assert_refused(call(*COMMAND, *GPU[:4]), "--gpu, --target and --drafter go together")
+    assert_refused(call(*COMMAND, *GPU[:4]), "--gpu, --target and --drafter go together; add --drafter")
     assert_refused(call(*COMMAND), "give costs once")
     assert_refused(call(*COMMAND, *GPU, "--engine", "nano-vllm"), "unknown engine 'nano-vllm' for costs on a GPU")
     named = ("vllm-llama3.1-8b-eagle-h100", "--isl", 8, "--osl", 8)

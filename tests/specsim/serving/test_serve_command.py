@@ -154,6 +154,20 @@ def test_a_schedule_and_an_advice_tell_one_speedup(tmp_path: Path) -> None:
     assert int(loses) == pytest.approx(document["off_above"]["requests"], rel=0.1)
 
 
+def test_models_and_engine_are_read_from_a_servers_log(tmp_path: Path) -> None:
+    log, plain = tmp_path / "vllm.log", tmp_path / "plain.log"
+    config = "{'model': 'meta-llama/Llama-3.1-8B-Instruct', 'speculative_config': {'method': 'eagle3', 'model': 'b/d'}}"
+    log.write_text(f"INFO 11-22 08:26:50 [utils.py:328] non-default args: {config}\n{LOG}")
+    args = ("--batch", "256", "--max-draft-tokens", 3, "--json")
+    cells = json_of(call("specsim", "serve", "schedule", log, "--gpu", "h100", *args))["cells"]
+    assert cells == json_of(call("specsim", "serve", "schedule", log, *ROOFLINE, *args))["cells"]
+    assert call("specsim", "serve", "simulate", log, "--gpu", "h100", "--set", "k=3", "--batch", 8).code == 0
+    plain.write_text(LOG)
+    for command in (("serve", "schedule"), ("serve", "simulate")):
+        assert_refused(call("specsim", *command, plain, "--gpu", "h100"), "go together; add --target and --drafter")
+        assert_refused(call("specsim", *command, plain, *ROOFLINE[:4]), "go together; add --drafter")
+
+
 def test_a_roofline_prices_batches_and_says_that_nothing_was_measured(trace: Path, tmp_path: Path) -> None:
     file = tmp_path / "roofline.json"
     about = {"kind": "specsim-cost", "version": 1, "form": "roofline", "source": "datasheet", "date": "2026-11"}
