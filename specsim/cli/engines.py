@@ -129,6 +129,8 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
         if line is not None:
             print(line)
         print(advice)
+        if len(commands) > 1:
+            print(f"the two servers to measure, K = 0 and K = {advice.candidate}:")
         for command in commands:
             print(command)
 

@@ -445,13 +445,14 @@ class BreakEven(NamedTuple):
         return str(self).partition(" (")[0]
 
     def __str__(self) -> str:
+        low, high = (f"over {self.most}" if end is None else f"{end}" for end in (self.low, self.high))
+        within = f"{low} to {high})"
         if self.requests is None:
-            least = "" if self.low is None else f" (at the least up to {self.low})"
-            return f"on for all numbers of requests at once up to {self.most}{least}"
-        high = "more" if self.high is None else f"{self.high}"
+            reach = "" if self.low is None else f" (95 % interval: off above {within}"
+            return f"on for all numbers of requests at once up to {self.most}{reach}"
         if not self.requests:
-            return f"off at any number of requests at once (at most {high})"
-        return f"off above {self.requests} request{'s' * (self.requests > 1)} at once ({self.low} to {high})"
+            return f"off at any number of requests at once (95 % interval: off above {within}"
+        return f"off above {self.requests} request{'s' * (self.requests > 1)} at once (95 % interval: {within}"
 
 
 def off_above(cost: CostModel, by_load: ByLoad, candidate: DraftLengthAdvice) -> BreakEven:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from specsim.acceptance.sources import SLACK, Counters, Rounds, Source, as_source, describe
+from specsim.acceptance.sources import SLACK, Counters, Rounds, Source, as_source, describe, verified_by_depth
 from specsim.engines.flags import FLAGS
 from specsim.engines.formats.mixed import mixed_sources
 from specsim.engines.formats.records import METADATA, ImportedRecords, Setup
@@ -117,7 +117,7 @@ def read_counts(source: SourceLike, *, policy: str | None = None, k: int | None 
     policy : str, optional
         Use only this policy's rounds of a file.
     k : int, optional
-        Draft length, for files with sums or averages that do not tell it.
+        Draft length, for files with sums or averages that do not tell it; of others, only their own.
 
     Returns
     -------
@@ -127,8 +127,17 @@ def read_counts(source: SourceLike, *, policy: str | None = None, k: int | None 
     Raises
     ------
     InputError
-        For a file that holds nothing about drafts, and for sums or averages without a draft length.
+        For a file that holds nothing about drafts, for sums or averages without a draft length, and for `k` of a file
+        that tells another.
     """
+    reading = _read_counts(source, policy, k)
+    if k is not None and k not in (told := len(verified_by_depth(reading.source)[0]), reading.setup.draft_tokens):
+        raise InputError(f"{reading.name or 'the source'} tells its own draft length, K = {told}; leave out --k {k}")
+    return reading
+
+
+def _read_counts(source: SourceLike, policy: str | None, k: int | None) -> Reading:
+    """What `read_counts` reads, whatever draft length it tells."""
     if isinstance(source, ImportedRecords):
         return _reading(source, source.engine, "", k)
     if not isinstance(source, str | PathLike):

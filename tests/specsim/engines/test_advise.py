@@ -161,7 +161,8 @@ def test_a_log_and_a_gpu_give_a_line_to_paste(tmp_path: Path) -> None:
     answer, command = call("specsim", "advise", log, *gpu).out.splitlines()[-2:]
     speedup, even = found["lengths"][found["k"]]["speedup"], found["off_above"]
     assert answer.startswith(f"K = {found['k']}, {speedup['estimate']:.3f} [{speedup['low']:.3f}, ")
-    assert f"off above {even['requests']} requests at once ({even['low']} to {even['high'] or 'more'})" in answer
+    assert f"off above {even['requests']} requests at once (95 % interval: {even['low']} to " in answer
+    assert f" to {even['high'] or 'over {}'.format(even['most'])})" in answer
     assert [command] == found["commands"] == [f"vllm serve <llama-3.1-8b> {found['flags']}"]
     assert '"eagle3"' in found["flags"]
     medusa = (*gpu[:5], "medusa:5", *gpu[6:])

@@ -193,7 +193,12 @@ def test_speculation_is_off_above_the_batch_at_which_it_loses() -> None:
     assert best[0] > 1 > best[1] and even.low < even.requests
     undecided = advise(source, read_cost(document, batch=even.requests))  # 1.0 lies in the interval
     assert undecided.k is None and repr(undecided).endswith(f"predicted {undecided.off_above}")
-    assert str(BreakEven(0, 0, 12, 512)) == "off at any number of requests at once (at most 12)"
+    never = "off at any number of requests at once (95 % interval: off above 0 to 12)"
+    assert str(BreakEven(0, 0, 12, 512)) == never
+    assert str(BreakEven(9, 4, None, 512)) == "off above 9 requests at once (95 % interval: 4 to over 512)"
+    always = "on for all numbers of requests at once up to 512"
+    assert str(BreakEven(None, 7, None, 512)) == f"{always} (95 % interval: off above 7 to over 512)"
+    assert str(BreakEven(None, None, None, 512)) == BreakEven(None, 7, None, 512).without_interval == always
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,24 @@ def test_two_numbers_off_a_screen() -> None:
     assert (source.accepted / source.drafted).tolist() == pytest.approx([0.5, 0.25], abs=1e-3)
     assert "read as acceptance length 2.6" in call("specsim", "advise", "--accept-length", 2.6, "--k", 3, *H100).out
     assert_refused(call("specsim", "advise", "--accept-length", 4.1, "--k", 3, *H100), "lies between 1 and K + 1 = 4")
+
+
+def test_a_draft_length_that_the_file_contradicts_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"drafted": [1000, 1000, 1000], "accepted": [700, 450, 300]}')
+    (tmp_path / "vllm.log").write_text((INPUTS.parent / "fixtures" / "vllm_log.txt").read_text())
+    for name in ("c.json", "vllm.log"):
+        asked = ("advise", tmp_path / name, *H100)
+        told = len(json_of(call("specsim", *asked, "--json"))["lengths"]) - 1
+        assert_refused(call("specsim", *asked, "--k", told + 2), f"K = {told}; leave out --k {told + 2}")
+        assert call("specsim", *asked, "--k", told).out == call("specsim", *asked).out
+
+
+def test_where_nothing_is_decided_the_two_servers_to_measure_are_named(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"drafted": [10000], "accepted": [2500]}')
+    lines = call("specsim", "advise", tmp_path / "c.json", *H100, "--engine", "vllm").out.splitlines()
+    assert lines[-4].startswith("not decidable: K = 1 is ")
+    assert lines[-3] == "the two servers to measure, K = 0 and K = 1:"
+    assert lines[-2] == "vllm serve <llama-3.1-8b>" and '"num_speculative_tokens": 1' in lines[-1]
     assert_refused(call("specsim", "advise", "--accept-length", 2.6, *H100), "add --k")
     assert_refused(call("specsim", "advise", *H100), "give a file of an engine, or --accept-length 2.6 --k 3")
 
