@@ -13,6 +13,7 @@ from specsim.cost.files import CostLike, as_cost, with_batch
 from specsim.cost.linear import LinearCost
 from specsim.cost.model import CostModel
 from specsim.cost.roofline.cost import RooflineCost
+from specsim.cost.roofline.published import correction_notes
 from specsim.cost.roofline.serving import prompts_s as others_prompts_s
 from specsim.engines.by_load import ByLoad, speedups_by_load
 from specsim.engines.counted import MAY_ABSTAIN, UNKNOWN_PHI, Counted, counted
@@ -347,10 +348,7 @@ def _notes(counts: Counted, error: tuple[float, float], kind: str | None) -> Ite
             "requests are not told apart in these counts: they are taken to differ as usual, with "
             f"{UNKNOWN_PHI:g} times the variance of equal requests"
         )
-    factor = f"{math.exp(error[0]):.2f}"
-    if factor != "1.00":
-        direction = "low" if error[0] > 0 else "high"
-        yield f"published runs of this kind were predicted too {direction}: speedups are multiplied by {factor}"
+    yield from correction_notes(error[0])
 
 
 def _seconds(cost: CostModel, longest: int, context: int, isl: int | None, osl: int | None) -> RoundSeconds:

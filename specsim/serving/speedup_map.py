@@ -87,9 +87,9 @@ class BreakEven:
     @property
     def sentence(self) -> str:
         """Where speculation stops paying, in words."""
-        within = f" [{text}" if (text := str(self).partition(" [")[2]) else ""
         if self.batch is None:
-            return f"fixed K still gains at a batch of {self.largest_batch}{within and ', and stops at' + within}"
+            low = "" if self.low is None else f" [loses beyond {_last(self.low)} to over {self.largest_batch}]"
+            return f"fixed K still gains at a batch of {self.largest_batch}{low}"
         return f"fixed K loses beyond a batch of {self}" if self.batch else "fixed K loses at every batch"
 
     def as_dict(self) -> dict[str, Any]:

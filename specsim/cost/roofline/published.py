@@ -174,6 +174,18 @@ def error_note(what: str, kind: tuple[str, ...]) -> str:
     )
 
 
+def correction_notes(bias: float) -> list[str]:
+    """Write the note on speedups that are corrected by published runs, if any is. bias : log(measured / predicted)
+
+    >>> correction_notes(-0.04)
+    ['published runs of this kind were predicted too high: speedups are multiplied by 0.96']
+    """
+    factor = f"{math.exp(bias):.2f}"
+    direction = "low" if bias > 0 else "high"
+    what = f"published runs of this kind were predicted too {direction}: speedups are multiplied by {factor}"
+    return [] if factor == "1.00" else [what]
+
+
 def unknown_error(what: str) -> float:
     """Standard deviation of log(measured / predicted) of a run unlike all published ones: over words, systems, runs."""
     return math.hypot(*spread_of(what))

@@ -150,6 +150,9 @@ def test_a_schedule_and_an_advice_tell_one_speedup(tmp_path: Path) -> None:
         advised = document["lengths"][3]["speedup"]
         assert float(scheduled[0]) == pytest.approx(advised["estimate"], rel=0.015)
         assert [float(end) for end in scheduled[1:]] == pytest.approx([advised["low"], advised["high"]], rel=0.03)
+    assert "note: published runs of this kind were predicted too high: speedups are multiplied by 0.96" in shown
+    early = call("specsim", "serve", "schedule", log, *ROOFLINE, "--batch", "1,64", "--context", 1000).out
+    assert re.search(r"fixed K still gains at a batch of 64 \[loses beyond [1-6]\d to over 64\]", early)
     (loses,) = re.findall(r"fixed K loses beyond a batch of (\d+) \[\d+, over 256\]", shown)
     assert int(loses) == pytest.approx(document["off_above"]["requests"], rel=0.1)
 
