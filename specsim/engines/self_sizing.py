@@ -87,9 +87,9 @@ def adaptive_verification(
     if not isinstance(cost, BatchCost) or (isinstance(cost, LinearCost) and cost.only_batch is not None):
         return None
     priced = batch_cost(cost, "graphs")
-    accepted = np.array(survival) / np.array([1.0, *survival[:-1]])
-    if not accepted.all():
+    if not all(survival):
         return None
+    accepted = np.array(survival) / np.array([1.0, *survival[:-1]])
 
     def tokens_per_s(verified: Ints, tokens: Floats, k: int) -> float:
         """Output tokens per second, from verified draft tokens [T, R] and output tokens [T, R] of T steps."""
