@@ -559,8 +559,14 @@ class Plan:
             return prompts
         if "prompts" not in self.kept:
             if recorded is None:
-                affordable = int(60 * self.settings.minutes * RECORD_SHARE / (self.record_steps * self.prompt_s))
-                count = max(LEAST_PROMPTS, affordable)
+                share_s, prompt_s = 60 * self.settings.minutes * RECORD_SHARE, self.record_steps * self.prompt_s
+                count, least = max(LEAST_PROMPTS, int(share_s / prompt_s)), min(LEAST_PROMPTS, len(prompts))
+                if share_s < least * prompt_s:
+                    minutes = least * prompt_s / RECORD_SHARE / 60
+                    log.warning(
+                        f"--minutes {self.settings.minutes:g} is too short: at least {least} prompts are recorded, "
+                        f"which takes about {minutes:.2g} minutes with all that follows"
+                    )
             else:
                 count = read_trace(recorded).sequences
             self._keep({"prompts": min(count, len(prompts))})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,6 +77,20 @@ def test_a_later_start_goes_on_with_the_plan_of_the_first(tmp_path: Path) -> Non
     assert again.to_record(prompts, None) == few and again.to_decode(policies, few[:5], 0.0, 0.0) == (chosen, decoded)
     other = Plan(tmp_path / "other.json", SETTINGS, lambda: 0.001)
     assert other.to_record(prompts, None) == prompts and other.to_decode(policies, prompts, 0.0, 0.0)[0] == policies
+
+
+def test_fewer_minutes_than_the_least_takes_are_told_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At 0.05 s a step, as many minutes as are told are enough, and a tenth less are too few."""
+    short = Plan(tmp_path / "1.json", replace(SETTINGS, minutes=0.01), lambda: 0.05)
+    assert len(short.to_record(tiny_prompts(30), None)) == LEAST_PROMPTS
+    (told,) = (record.message for record in caplog.records)
+    minutes = float(re.search(r"about ([\d.]+) minutes", told)[1])  # type: ignore[index]
+    for number, share in enumerate((1.05, 0.9), 2):
+        plan = Plan(tmp_path / f"{number}.json", replace(SETTINGS, minutes=share * minutes), lambda: 0.05)
+        assert len(plan.to_record(tiny_prompts(30), None)) == LEAST_PROMPTS
+    assert len(caplog.records) == 2 and f"--minutes {0.9 * minutes:g}" in caplog.records[1].message
+    plan = Plan(tmp_path / "all.json", replace(SETTINGS, minutes=0.6 * minutes), lambda: 0.05)
+    assert len(plan.to_record(tiny_prompts(4), None)) == 4 and len(caplog.records) == 2
 
 
 def test_what_probes_take_is_no_time_to_decode(tmp_path: Path) -> None:
