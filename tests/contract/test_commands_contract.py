@@ -244,7 +244,8 @@ def test_validate_prints_one_object_and_can_fail_its_check(files: Files, tmp_pat
     for row in document["rows"]:
         assert row["rounds_identical_percent"] == 100.0
     failed = call("realrun", *args, "--policy", "fixed_k", "--max-error", -1)
-    assert failed.code == 1 and failed.err == "" and "errors against the measurement" in failed.out
+    assert failed.code == 1 and "errors against the measurement" in failed.out
+    assert [line.split(":")[0] for line in failed.err.splitlines()] == ["without speculation", "forecast"]
     assert_refused(call("realrun", *args, "--seed", 1), "decoding", "--overwrite")
 
 
