@@ -24,7 +24,7 @@ NAMED_PROMPTS = 5  # prompts that a message names at most
 QUESTIONS = ("prompt", "turns", "conversations", "question", "instruction")
 FORMS = ("text", "messages", *QUESTIONS)
 ROLES = ("system", "user", "assistant")
-# What ShareGPT's lines call them.
+# The roles by their names in ShareGPT.
 SPEAKERS = {"human": "user", **dict.fromkeys(("gpt", "chatgpt", "model"), "assistant")}
 # Keys of a question with those of its answer.
 ANSWERED = {"instruction": ("output",), "question": ("answer",), "prompt": ("completion", "response")}

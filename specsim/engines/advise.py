@@ -302,7 +302,7 @@ def advise(
             factor *= 2
 
     def expected_at(model: CostModel) -> Floats:
-        """The expected speedups at these costs' batch."""
+        """The expected speedups of K = 0, 1, ... at the batch size of these costs."""
         return _expected(counts, _seconds(model, depth, context, isl, osl), model.speedup_error[0])[1]
 
     by_load = None if upper_bound else speedups_by_load(cost, expected_at)
@@ -352,7 +352,7 @@ def _notes(counts: Counted, error: tuple[float, float], kind: str | None) -> Ite
 
 
 def _seconds(cost: CostModel, longest: int, context: int, isl: int | None, osl: int | None) -> RoundSeconds:
-    """Seconds of rounds, of catching up, and of other requests' prompts; without lengths of requests there are none."""
+    """Seconds of rounds, of catching up, and of other requests' prompts, which are 0 unless isl and osl are given."""
     prompts_s = np.zeros(longest + 1)
     if isl is not None and osl is not None:
         prompts_s = np.array([others_prompts_s(cost, isl, osl, k) for k in range(longest + 1)])
@@ -443,14 +443,13 @@ class BreakEven(NamedTuple):
         return str(self).partition(" (")[0]
 
     def __str__(self) -> str:
-        low, high = (f"over {self.most}" if end is None else f"{end}" for end in (self.low, self.high))
-        within = f"{low} to {high})"
+        interval = " to ".join(f"over {self.most}" if end is None else f"{end}" for end in (self.low, self.high))
         if self.requests is None:
-            reach = "" if self.low is None else f" (95 % interval: off above {within}"
+            reach = "" if self.low is None else f" (95 % interval: off above {interval})"
             return f"on for all numbers of requests at once up to {self.most}{reach}"
         if not self.requests:
-            return f"off at any number of requests at once (95 % interval: off above {within}"
-        return f"off above {self.requests} request{'s' * (self.requests > 1)} at once (95 % interval: {within}"
+            return f"off at any number of requests at once (95 % interval: off above {interval})"
+        return f"off above {self.requests} request{'s' * (self.requests > 1)} at once (95 % interval: {interval})"
 
 
 def off_above(cost: CostModel, by_load: ByLoad, candidate: DraftLengthAdvice) -> BreakEven:

@@ -56,16 +56,16 @@ def speedups_by_load(cost: CostModel, speedups_at: Callable[[CostModel], Floats]
                 best(batch)
         except InputError:
             break
-    kept = [*found]
-    for low, end in pairwise([*kept]):
+    kept = {*found}
+    for low, end in pairwise([*found]):
         while best(low) != best(end) and end - low > 1:
             before, after = low, end  # between which the best K of `low` ceases to be the best
             while after - before > 1:
                 middle = (before + after) // 2
                 before, after = (middle, after) if best(middle) == best(low) else (before, middle)
-            kept += [before, after]
+            kept |= {before, after}
             low = after
-    batches = sorted({*kept})
+    batches = sorted(kept)
     if len(batches) < 2:
         return None
     by_k = np.array([found[batch] for batch in batches]).T

@@ -45,7 +45,7 @@ VLLM_KEYS: dict[str, dict[str, int]] = {
 }
 # Drafted in a single step. SGLang counts the last token of the text among the draft tokens.
 SGLANG_BLOCKS = ("block", "dflash", "dspark")
-PLACEHOLDER = "<drafter>"
+PLACEHOLDER, TYPE = "<drafter>", "<type>"  # to be filled in
 # Options of a server for what costs on a GPU assume and the engine does not do by itself.
 TENSOR_PARALLEL = {
     "vllm": "--tensor-parallel-size {}", "sglang": "--tp-size {}", "tensorrt-llm": "--tp_size {}",
@@ -82,7 +82,7 @@ def llamacpp(options: str, kind: str | None = None, model: str = PLACEHOLDER) ->
         return f"{options} (also pass --spec-type and --spec-draft-model)"
     option, value = gguf(model)
     path = "" if kind in WITHOUT_MODEL else f"--spec-draft-{option} {value} "
-    return f"--spec-type {LLAMACPP_TYPES[kind]} {path}{options}"
+    return f"--spec-type {LLAMACPP_TYPES.get(kind, TYPE)} {path}{options}"
 
 
 def speculative_config(**config: Any) -> str:
@@ -95,7 +95,7 @@ def tensorrt_llm(fields: str, kind: str | None = None, model: str = PLACEHOLDER)
     if kind is None:
         return f"speculative_config: {{{fields}}} (also set decoding_type and speculative_model)"
     path = "" if kind in WITHOUT_MODEL else f", speculative_model: {model}"
-    return f"speculative_config: {{decoding_type: {TENSORRT_LLM_TYPES[kind]}, {fields}{path}}}"
+    return f"speculative_config: {{decoding_type: {TENSORRT_LLM_TYPES.get(kind, TYPE)}, {fields}{path}}}"
 
 
 def as_arguments(fields: Mapping[str, object]) -> str:
@@ -203,36 +203,41 @@ def server_command(
 "num_speculative_tokens": 2}\''
     """
     engine = known_name("engine", engine, [*FLAGS])
-    flags = draft_length_flags(engine, k, drafter, model) if k else ""
+    flags = ""
+    if k:
+        flags = _of_any_kind(engine, k, model) if drafter is None else draft_length_flags(engine, k, drafter, model)
     if engine == "transformers":
         return flags or OFF
     options = [TENSOR_PARALLEL[engine].format(tensor_parallel)] if tensor_parallel > 1 else []
     kept = CACHES[engine].get(cache or "", "")
     if engine == "tensorrt-llm":
         narrow = "" if dtype == "bfloat16" else f"dtype: {dtype}"
-        if flags and drafter is None:
-            flags = f"speculative_config: {{decoding_type: <type>, max_draft_len: {k}, speculative_model: {model}}}"
         config = ", ".join(filter(None, (narrow, kept, flags)))
         start = " ".join(("trtllm-serve", target, *options))
         return f"echo '{{{config}}}' > {CONFIG}; {start} --config {CONFIG}" if config else start
     if engine == "llamacpp":
         option, value = gguf(target, weights)
         start = f"llama-server -{option if option == 'hf' else 'm'} {value}"
-        if flags and drafter is None:
-            flags = f"--spec-type <type> --spec-draft-{' '.join(gguf(model))} --spec-draft-n-max {k}"
         return " ".join(filter(None, (start, *options, kept, flags)))
     options += ["--quantization fp8"] if weights in QUANTIZED[engine] else []
     options += [kept] if kept else []
     options += [] if dtype == "bfloat16" else [f"--dtype {dtype}"]
     if engine == "vllm":
-        if flags and drafter is None:
-            flags = speculative_config(method="<method>", model=model, num_speculative_tokens=k)
         return " ".join(filter(None, (f"vllm serve {target}", *options, flags)))
-    if flags and drafter is None:
-        flags = f"--speculative-algorithm <algorithm> {flags}"
     if flags and (drafter is None or kind_of(drafter) not in WITHOUT_MODEL):
         flags = f"--speculative-draft-model-path {model} {flags}"
     return " ".join(filter(None, (f"sglang serve --model-path {target}", *options, flags)))
+
+
+def _of_any_kind(engine: str, k: int, model: str) -> str:
+    """Flags of a drafter whose kind is to be filled in."""
+    if engine == "vllm":
+        return speculative_config(method="<method>", model=model, num_speculative_tokens=k)
+    if engine == "llamacpp":
+        return llamacpp(f"--spec-draft-n-max {k}", "", model)
+    if engine == "tensorrt-llm":
+        return tensorrt_llm(f"max_draft_len: {k}", "", model)
+    return f"{'--speculative-algorithm <algorithm> ' * (engine == 'sglang')}{FLAGS[engine](k)}"
 
 
 def without_option(engine: str, target: str, weights: object, cache: str | None) -> list[str]:

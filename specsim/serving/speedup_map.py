@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from specsim.cost.batches import BatchCost, DoesNotFit
+from specsim.cost.profile import NORMAL
 from specsim.io.arrays import Array, Floats, Ints
 from specsim.io.errors import InputError
 from specsim.io.progress import Counter, no_progress
@@ -31,7 +32,6 @@ from specsim.trace.trace import Trace
 
 TURNS = 4  # sequences that each place of a batch decodes, at least
 REPEATS = 1000  # resamples of the sequences
-NORMAL = 1.96  # standard errors in half of a 95 % interval
 SLACK = 1e-6  # batches by which interpolation may miss a whole number
 
 

@@ -15,7 +15,7 @@ from specsim.io.names import known_name
 
 Weights = str | dict[str, str]
 HINT = "pass the format with --weights, such as --weights int4"
-PACKED = re.compile(r"(?<![a-z])(gguf|mlx|bnb|quantized)(?![a-z])")  # in a name: in fewer bits, or not
+PACKED = re.compile(r"(?<![a-z])(gguf|mlx|bnb|quantized)(?![a-z])")  # words of a name that leave the bits open
 
 # By the words of vLLM and SGLang, for what they quantise themselves or take only in a single format.
 ENGINE_FORMATS = {

@@ -50,7 +50,8 @@ VLLM_TEXT = {  # of `vllm bench serve`, and of vLLM's example spec_decode.py
     "max_concurrency": re.compile(r"^Maximum request concurrency:\s+(\d+)\s*$"),
 }
 THROUGHPUT = re.compile(r"(?m)^Output token throughput \(tok/s\):\s+(\d+(?:\.\d+)?)\s*$")  # SGLang's line, too
-LOAD = {  # of the requests that ran at once, each an upper bound: SGLang's mean, a limit, and all requests
+# Upper bounds of the requests that ran at once: SGLang's mean, the client's limit, and the number of all requests.
+LOAD = {
     "concurrency": re.compile(r"^Concurrency:\s+(\d+(?:\.\d+)?)\s*$"),
     "max_concurrency": VLLM_TEXT["max_concurrency"],
     "completed": VLLM_TEXT["completed"],
