@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -78,33 +79,42 @@ def compile_table(
 ) -> CostTable:
     """Evaluate a cost model once for everything a replay over these contexts can ask.
 
+    Where speedups with such costs are known to come out lower or higher than predicted, rounds take longer or shorter
+    in proportion, but no round takes less than a step without drafts; see `CostModel.speedup_error`.
+
     refeeds : whether a rejection costs a second pass, see `CostModel.refeed`
     """
     context = column_contexts(contexts, bucket_bits)
+    factor = math.exp(-model.speedup_error[0])
+    autoregressive_s = model.autoregressive_step(context)
 
     def rows(cost: Callable[[int, npt.ArrayLike], Seconds], largest: int) -> Seconds:
-        return np.stack([np.full(len(context), np.nan), *(cost(n, context) for n in range(1, largest + 1))])
+        return np.stack([np.full(len(context), np.nan), *(cost(n, context) * factor for n in range(1, largest + 1))])
+
+    def passes(cost: Callable[[int, npt.ArrayLike], Seconds], largest: int, overhead_s: float) -> Seconds:
+        seconds = rows(cost, largest)
+        return seconds if factor >= 1 else np.maximum(seconds, autoregressive_s - overhead_s * factor)
 
     tree = None
     if trees and model.max_tree_tokens:
         largest = min(model.max_tree_tokens, MAX_TREE_TOKENS)
         tree = TreeTable(
             wider_s=rows(model.wider, largest),
-            verify_s=rows(model.tree_verify, largest),
+            verify_s=passes(model.tree_verify, largest, model.tree_round_overhead()),
             policy_step_s=model.tree_policy_step(),
-            round_overhead_s=model.tree_round_overhead(),
+            round_overhead_s=model.tree_round_overhead() * factor,
         )
     draft_s = rows(model.draft, max_draft_tokens)
     draft_s[0] = 0.0
     return CostTable(
         bucket_bits=bucket_bits,
         draft_s=draft_s,
-        catch_up_s=model.catch_up(context),
-        verify_s=rows(model.verify, max_draft_tokens + 1),
+        catch_up_s=model.catch_up(context) * factor,
+        verify_s=passes(model.verify, max_draft_tokens + 1, model.round_overhead()),
         refeed_s=rows(model.refeed, max_draft_tokens) if refeeds else np.zeros_like(draft_s),
-        autoregressive_s=model.autoregressive_step(context),
+        autoregressive_s=autoregressive_s,
         policy_step_s=model.policy_step(),
-        round_overhead_s=model.round_overhead(),
+        round_overhead_s=model.round_overhead() * factor,
         tree=tree,
         notes=tuple(model.notes(max_draft_tokens, contexts)),
         masks=isinstance(model, SpaceCost),

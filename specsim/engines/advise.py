@@ -13,7 +13,6 @@ from specsim.cost.files import CostLike, as_cost, with_batch
 from specsim.cost.linear import LinearCost
 from specsim.cost.model import CostModel
 from specsim.cost.roofline.cost import RooflineCost
-from specsim.cost.roofline.published import correction_notes
 from specsim.cost.roofline.serving import prompts_s as others_prompts_s
 from specsim.engines.by_load import ByLoad, speedups_by_load
 from specsim.engines.counted import MAY_ABSTAIN, UNKNOWN_PHI, Counted, counted
@@ -309,7 +308,7 @@ def advise(
     even = off_above(cost, by_load, candidate) if by_load is not None and isl is None else None
     return Advice(
         tuple(lengths), k, candidate.k, sure, times, int(counts.rounds),
-        (*cost.notes(depth, (context, context)), *_notes(counts, error, kind)), signatures, cost.error_band,
+        (*cost.notes(depth, (context, context)), *_notes(counts, kind)), signatures, cost.error_band,
         tuple(_beyond(counts, seconds, error, beyond)), upper_bound, even,
         len(counts.unit_rounds) if counts.unit == "requests" else None,
         cost.error_known, by_load,
@@ -329,7 +328,7 @@ def _decided(k: int, speedup: Estimate) -> int | None:
     return k if speedup.low > 1 else 0 if slower else None
 
 
-def _notes(counts: Counted, error: tuple[float, float], kind: str | None) -> Iterator[str]:
+def _notes(counts: Counted, kind: str | None) -> Iterator[str]:
     """Assumptions of the estimates and their intervals."""
     if kind in BLOCK:
         yield (
@@ -348,7 +347,6 @@ def _notes(counts: Counted, error: tuple[float, float], kind: str | None) -> Ite
             "requests are not told apart in these counts: they are taken to differ as usual, with "
             f"{UNKNOWN_PHI:g} times the variance of equal requests"
         )
-    yield from correction_notes(error[0])
 
 
 def _seconds(cost: CostModel, longest: int, context: int, isl: int | None, osl: int | None) -> RoundSeconds:

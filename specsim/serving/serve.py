@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from specsim.cost.batches import Pad
 from specsim.cost.files import CostLike, as_cost, with_batch
 from specsim.cost.model import CostModel
-from specsim.cost.roofline.published import correction_notes
 from specsim.cost.table import context_range
 from specsim.io.errors import InputError
 from specsim.io.progress import Counter, no_progress
@@ -22,7 +21,7 @@ from specsim.replaying.intervals import Estimate, interval_columns, ratio_of_rat
 from specsim.replaying.result import Result
 from specsim.replaying.table import cost_table
 from specsim.serving.arrivals import asked_requests
-from specsim.serving.costs import batch_cost, known_error
+from specsim.serving.costs import batch_cost
 from specsim.serving.draft_length import DraftLengthRule, TurboSpec, as_schedule
 from specsim.serving.drafts import drafts_of
 from specsim.serving.latency import ServingSummary, summarise_run
@@ -435,8 +434,7 @@ def cost_notes(
 ) -> tuple[str, ...]:
     """Notes of the cost model on drafts and batches up to these sizes, at these contexts or those of the trace."""
     met = contexts or context_range(trace)
-    notes = with_batch(model, batch).notes(longest, (min(met), max(met)))
-    return *notes, *correction_notes(known_error(model, batch)[0])
+    return tuple(with_batch(model, batch).notes(longest, (min(met), max(met))))
 
 
 def fit_policies(

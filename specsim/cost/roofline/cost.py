@@ -30,6 +30,7 @@ from specsim.cost.roofline.published import (
     Error,
     batch_class,
     calibrated_error,
+    correction_notes,
     error_note,
     published_error,
     unknown_error,
@@ -497,7 +498,7 @@ class RooflineCost(BatchCost):
         if covered is None:
             if not self.engine:
                 return ["roofline, not calibrated", *slow]
-            return [error_note("speedup", self.kind()), *slow]
+            return [error_note("speedup", self.kind()), *correction_notes(self.speedup_error[0]), *slow]
         beyond = []
         if covered.subject != self.subject:
             beyond.append(f"{self.subject}, calibrated on {covered.subject}")
