@@ -18,6 +18,7 @@ from specsim.cli.options import (
     CountsSettings,
     RequestSettings,
 )
+from specsim.engines.formats.reading import LEFT_OUT
 from specsim.engines.formats.registry import UNTESTED, listed
 from specsim.io.errors import InputError
 from specsim.io.settings import Settings, argument, setting
@@ -102,7 +103,12 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     reading = options.read()
     costs, load = costs.of_reading(reading)
     context = options.context or reading.setup.context or COUNTS_CONTEXT
-    engine, cost = costs.engine and costs.engine.partition("@")[0], as_cost(costs.read())
+    engine = costs.engine and costs.engine.partition("@")[0]
+    try:
+        cost = as_cost(costs.read())
+    except InputError as error:
+        beside = [note for note in reading.notes if note.startswith(LEFT_OUT)]
+        raise InputError("; ".join((str(error), *beside))) from None
     kind = drafter_kind(cost)
     if isinstance(cost, LinearCost) and engine in NAMES and kind and kind_of(kind) not in NAMES[engine]:
         kind = None  # costs of another engine, whose drafter this one lacks
@@ -498,6 +504,7 @@ def export(options: EngineOptions, file: ExportFile) -> Answer:
     Example: specsim export vllm --schedule 1:5,4:3,16:0 --drafter eagle3 --model yuhuili/EAGLE3-LLaMA3.1-Instruct-8B
     """
     from specsim.engines.export import export_flags
+    from specsim.engines.flags import CONFIG_KEY
     from specsim.io.files import write_text
     from specsim.policy.registry import make_policy
 
@@ -510,14 +517,17 @@ def export(options: EngineOptions, file: ExportFile) -> Answer:
     elif settings:
         raise InputError("--set belongs to --policy; give both")
     exported = export_flags(**given, path=None if file.out is None else str(file.out))
+    flags, text = exported.flags, exported.file
     if file.out is not None:
-        if exported.file is None:
+        if text is None and flags.startswith(CONFIG_KEY) and flags.endswith("}"):  # trtllm-serve reads it from a file
+            flags, text = f"--config {file.out}", flags
+        if text is None:
             raise InputError(f"{options.engine} needs no file for {exported.flags}; leave --out out")
-        write_text(file.out, exported.file + "\n")
+        write_text(file.out, text + "\n")
 
     def show() -> None:
-        print(exported.flags)
+        print(flags)
         if exported.file is not None and file.out is None:
             print(f"{exported.path}: {exported.file}")
 
-    return Answer({"engine": options.engine, "flags": exported.flags, "file": exported.file}, show)
+    return Answer({"engine": options.engine, "flags": flags, "file": text}, show)

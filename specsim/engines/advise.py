@@ -428,12 +428,14 @@ class BreakEven(NamedTuple):
     """Concurrent requests above which speculation is slower: estimate and 95 % interval; None if above `most`.
 
     most : the largest number tried, because no more fit into memory or are covered by the costs
+    slower : stretches [first, last] of fewer requests at which speculation is slower, too
     """
 
     requests: int | None
     low: int | None
     high: int | None
     most: int
+    slower: tuple[tuple[int, int], ...] = ()
 
     @property
     def without_interval(self) -> str:
@@ -442,12 +444,16 @@ class BreakEven(NamedTuple):
 
     def __str__(self) -> str:
         interval = " to ".join(f"over {self.most}" if end is None else f"{end}" for end in (self.low, self.high))
+        few = " and ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in self.slower)
         if self.requests is None:
             reach = "" if self.low is None else f" (95 % interval: off above {interval})"
+            if few:
+                return f"off at {few} requests at once, on for all other numbers up to {self.most}{reach}"
             return f"on for all numbers of requests at once up to {self.most}{reach}"
         if not self.requests:
             return f"off at any number of requests at once (95 % interval: off above {interval})"
-        return f"off above {self.requests} request{'s' * (self.requests > 1)} at once (95 % interval: {interval})"
+        above = f"above {self.requests} request{'s' * (self.requests > 1)} at once (95 % interval: {interval})"
+        return f"off at {few} and {above}" if few else f"off {above}"
 
 
 def off_above(cost: CostModel, by_load: ByLoad, candidate: DraftLengthAdvice) -> BreakEven:
@@ -468,4 +474,8 @@ def off_above(cost: CostModel, by_load: ByLoad, candidate: DraftLengthAdvice) ->
         return None if by_load.batches[-1] in faster else max(faster, default=0)
 
     low, high = (last_faster(best + side * reach) for side in (-1, 1))
-    return BreakEven(last_faster(best), low, high, by_load.batches[-1])
+    last, slower = last_faster(best), list[tuple[int, int]]()
+    for batch, value, before in zip(by_load.batches, best, (1.0, *best), strict=False):
+        if value <= 0 and (last is None or batch < last):
+            slower.append((slower.pop()[0] if before <= 0 else batch, batch))
+    return BreakEven(last, low, high, by_load.batches[-1], tuple(slower))

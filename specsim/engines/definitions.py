@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # numba is slow to import
 
 LENGTH, RATE, POSITIONS, TPOT = "acceptance-length", "acceptance-rate", "position-rate", "tpot"
 QUANTITIES = (LENGTH, RATE, POSITIONS, TPOT)
+RUNNING = ("rounds", "accept")  # which `specsim explain` tells beside them: how engines run rounds and accept drafts
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ DEFINITIONS = (
 def find_definitions(quantity: str, engine: str | None = None) -> list[Definition]:
     """Definitions of a quantity, of an engine or of all."""
     if quantity not in QUANTITIES:
-        raise InputError(f"unknown quantity {quantity!r}; choose one of {', '.join(QUANTITIES)}")
+        raise InputError(f"unknown quantity {quantity!r}; choose one of {', '.join((*QUANTITIES, *RUNNING))}")
     if engine is not None and plain(engine) == "dynamo":
         raise InputError("Dynamo prints its engine's numbers; name that engine: vllm, sglang or tensorrt-llm")
     known = [*dict.fromkeys(number.engine for number in DEFINITIONS if number.quantity == quantity)]

@@ -61,7 +61,7 @@ CACHES = {
         for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
     },
 }
-CONFIG = "config.yaml"  # of trtllm-serve
+CONFIG, CONFIG_KEY = "config.yaml", "speculative_config: "  # of trtllm-serve
 
 
 def generation_config(k: int, p_min: float = 0.0) -> dict[str, float | str]:

@@ -24,6 +24,7 @@ from specsim.trace.trace import Trace
 
 SourceLike = Source | ImportedRecords | str | PathLike[str] | Mapping[str, Any]  # as functions take what was accepted
 
+ROUNDED = 0.02  # by which tokens a step may exceed a whole K: steps are known to a request's first and last
 AGAIN = "write it anew by `specsim import`"
 BY_AVERAGE = "acceptance by position is not told: every token is taken to be accepted as often, if those before it are"
 
@@ -229,24 +230,25 @@ def _of_sums(imported: ImportedRecords, k: int | None) -> tuple[Counters, list[s
     k = k or imported.setup.draft_tokens
     if k is None and drafted and rounds:
         k = -(-drafted // rounds)
-    if k is None and drafted and accepted is not None and output:
-        steps = output - first - accepted
-        if drafted >= steps > 0:
-            k = round(drafted / steps)
-            notes.append(
-                f"K = {k} is taken, as {drafted:,} tokens in {steps:,} steps are if all draft; --k gives another"
-            )
+    steps = None if output is None or accepted is None else output - first - accepted  # if all draft
+    if k is None and drafted and steps and drafted >= steps > 0:
+        k = round(drafted / steps)
+        k += drafted > (1 + ROUNDED) * k * steps  # drafts of K hold fewer tokens: some have one more
+        notes.append(f"K = {k} is taken, as {drafted:,} tokens in {steps:,} steps are if all draft; --k gives another")
     if k is None:
         raise InputError(f"the draft length is not told; add --k (for acceptance by position, {imported.instead})")
     if rounds is None and drafted:
         rounds = -(-drafted // k)
-        most = None if output is None or accepted is None else output - first - accepted  # steps, if all draft
         shorter = f"{drafted:,} drafted tokens are {rounds:,} drafts of K = {k}, or more that end early, as with p_min"
-        if most is None:
+        if steps is None:
             notes.append(f"{shorter}: these are taken to be whole")
-        elif most > (1 + SLACK) * rounds:
+        elif steps > (1 + SLACK) * rounds and drafted > (k - 1) * steps:
+            notes.append(f"{drafted:,} drafted tokens are taken to be {steps:,} drafts of {k - 1} or {k}")
+            counters = _of_two_lengths(k, steps, drafted, accepted)
+            return dataclasses.replace(counters, plain_steps=imported.plain_steps or 0, output_tokens=output), notes
+        elif steps > (1 + SLACK) * rounds:
             raise InputError(
-                f"{shorter}, in up to {most:,} steps: leave --k out to take that many drafts of equal length, or "
+                f"{shorter}, in up to {steps:,} steps: leave --k out to take that many drafts of equal length, or "
                 f"{imported.instead}"
             )
     length = imported.averages.get("accept len")
@@ -266,6 +268,19 @@ def _of_sums(imported: ImportedRecords, k: int | None) -> tuple[Counters, list[s
         plain = max(output - first - accepted - rounds, 0)
     unequal = drafted if drafted and rounds and drafted != rounds * k else None
     return dataclasses.replace(counters, plain_steps=plain, output_tokens=output, drafted_tokens=unequal), notes
+
+
+def _of_two_lengths(k: int, rounds: int, drafted: int, accepted: int) -> Counters:
+    """Counters of drafts of K - 1 or K tokens: every token is taken to be accepted as often, if those before it are."""
+    by_depth = np.full(k, float(rounds))
+    by_depth[-1] = drafted - (k - 1) * rounds
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        fewer = float(by_depth @ middle ** np.arange(1, k + 1)) < accepted
+        low, high = (middle, high) if fewer else (low, middle)
+    by_rate = np.rint(by_depth * high ** np.arange(1, k + 1)).astype(np.int64)
+    return Counters(np.full(k, rounds), by_rate, drafted_tokens=drafted)
 
 
 def read_length(length: float, k: int) -> Reading:

@@ -79,6 +79,14 @@ def lengths_of(requests: Sequence[Request]) -> tuple[int, ...] | None:
     return known if known and len(known) == len(requests) else None
 
 
+LEFT_OUT = "costs and commands leave out "
+
+
+def left_out(options: Sequence[str]) -> list[str]:
+    """A note on options of the server that costs and printed commands do not know; none without any."""
+    return [f"{LEFT_OUT}the server's {' '.join(options)}: add to the command what it needs"] if options else []
+
+
 def log_lines(paths: Sequence[Path], skipped: Skipped) -> Iterator[str]:
     """Lines of logs, file by file; lines too long to be an engine's statistics are skipped."""
     for path in paths:

@@ -140,6 +140,12 @@ WITHOUT_DRAFTS = {
 HEAD = 2**24  # characters of a file in which a mark is looked for
 NOTHING = "give a log, a scrape, a benchmark's result or responses; `specsim import --help` lists what is read"
 
+UNREADABLE = {  # by a file's first bytes
+    (b"\xff\xfe", b"\xfe\xff"): "text in UTF-16, as `>` of Windows PowerShell writes it; save it as UTF-8, there by "
+    "`Get-Content FILE | Set-Content -Encoding utf8 NEW`",
+    (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zX", b"BZh"): "compressed; give the text that it holds",
+}
+
 
 def recognise(path: Path) -> list[str]:
     """The formats whose mark a file has; InputError for a file with none."""
@@ -147,6 +153,11 @@ def recognise(path: Path) -> list[str]:
         raise InputError(f"{path} does not exist; {NOTHING}")
     if path.is_dir():
         raise InputError(f"{path} is a folder; {NOTHING}")
+    with path.open("rb") as binary:
+        start = binary.read(4)
+    for marks, what in UNREADABLE.items():
+        if start.startswith(marks):
+            raise InputError(f"{path} is {what}")
     with path.open(encoding="utf-8", errors="replace") as file:
         text = file.read(HEAD)
     kinds = [kind for kind, form in FORMATS.items() if re.search(form.mark, text)]

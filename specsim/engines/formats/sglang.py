@@ -16,7 +16,7 @@ import numpy as np
 
 from specsim.acceptance.sources import MOST_DRAFTED
 from specsim.engines import rates
-from specsim.engines.formats.reading import count, json_records, log_lines
+from specsim.engines.formats.reading import count, json_records, left_out, log_lines
 from specsim.engines.formats.records import UNSET, ImportedRecords, Setup, Skipped
 from specsim.io.errors import InputError
 from specsim.io.json import checked
@@ -138,6 +138,7 @@ ARGUMENTS = re.compile(
     r"\b(model_path|tp_size|quantization|kv_cache_dtype|speculative_(?:draft_model_path|algorithm|num_steps|eagle_topk|num_draft_tokens))="
     r"(?:'([^']{1,200})'|(\d{1,9})\b)"
 )
+BESIDE = re.compile(r"\b(dp_size|pp_size|ep_size)=(\d{1,5})\b")  # of the same
 CHAIN = "run SGLang with --speculative-eagle-topk 1"
 
 
@@ -171,10 +172,12 @@ def read_log(paths: Sequence[Path]) -> ImportedRecords:
     skipped = Skipped()
     arguments: dict[str, str | int | None] = {}
     parallel_attention = False
+    beside: dict[str, str] = {}
     for line in log_lines(paths, skipped):
         parallel_attention |= "enable_dp_attention=True" in line
         if "ServerArgs(" in line or "server_args=" in line:
             arguments |= {name: text or number for name, text, number in ARGUMENTS.findall(line)}
+            beside |= dict(BESIDE.findall(line))
         decode = RUNNING.search(line) if DECODE.search(line) else None
         if decode is None:
             continue
@@ -206,6 +209,7 @@ def read_log(paths: Sequence[Path]) -> ImportedRecords:
             f"K = {tokens} is taken from the accept rate, which counts the nodes of a draft tree: give the log with "
             "its line of server_args to tell a tree from a chain"
         )
+    notes += left_out([f"--{name.replace('_', '-')} {number}" for name, number in beside.items() if number != "1"])
     setup = replace(
         setup,
         draft_tokens=setup.draft_tokens or tokens,

@@ -16,7 +16,7 @@ import numpy as np
 
 from specsim.acceptance.sources import SLACK
 from specsim.engines import rates
-from specsim.engines.formats.reading import count, log_lines, single_version
+from specsim.engines.formats.reading import count, left_out, log_lines, single_version
 from specsim.engines.formats.records import UNSET, ImportedRecords, Setup, Skipped
 from specsim.engines.formats.requests import DETAILED
 from specsim.io.errors import InputError
@@ -59,6 +59,11 @@ SETTINGS = {
     "cache": re.compile(r"'kv_cache_dtype': '(\w{1,40})'|\bkv_cache_dtype='?(\w{1,40})"),
     "tree": re.compile(r"speculative_token_tree'?[:=] ?[\"']\[([\d(), ]{1,4000})\]"),
 }
+BESIDE = {  # how a server splits a model beside tensor parallelism, by its option
+    "--data-parallel-size {}": re.compile(r"\bdata_parallel_size(?:': |=)(\d{1,5})"),
+    "--pipeline-parallel-size {}": re.compile(r"\bpipeline_parallel_size(?:': |=)(\d{1,5})"),
+    "--enable-expert-parallel": re.compile(r"\benable_expert_parallel(?:': |=)(True)"),
+}
 SPECULATIVE = re.compile(r"'speculative_config': \{[^{}]{0,4000}\}")  # whose quantization is the drafter's
 VERIFICATION = {  # notes by rejection_sample_method, for methods that do not verify token by token
     "block": "block verification accepts a draft as a whole: a draft cut at K is accepted otherwise than a draft of K; "
@@ -89,6 +94,7 @@ class Lines:
         self.old: list[tuple[int, int]] = []
         self.versions: list[str] = []
         self.settings: dict[str, str] = {}
+        self.beside: dict[str, str] = {}
         self.wrapped: list[str] = []
         self.lacking: str = ""
         self.generating: Interval | None = None
@@ -109,6 +115,9 @@ class Lines:
             for name, pattern in SETTINGS.items():
                 if match := pattern.search(of_target if name in ("tp", "weights", "cache") else line):
                     self.settings.setdefault(name, next(filter(None, match.groups())))
+            for option, pattern in BESIDE.items():
+                if (match := pattern.search(of_target)) and match[1] != "1":
+                    self.beside.setdefault(option, match[1])
         marked = "Spec" in line and MARK.search(line) is not None
         match = GENERATING.search(line) if "throughput" in line else None
         if self.wrapped and (marked or match or NEW_LINE.search(line) or len(self.wrapped) > MOST_WRAPPED):
@@ -234,6 +243,7 @@ def read_vllm_log(paths: Sequence[Path]) -> ImportedRecords:
         told = replace(imported, output_tokens=None if output is None else (output,), plain_steps=plain)
         imported = _with_counters(lines.parts, told)
         notes += [VERIFICATION[rule]] if rule in VERIFICATION else []
+        notes += left_out([option.format(value) for option, value in lines.beside.items()])
         imported = replace(imported, notes=(*imported.notes, *notes))
         return replace(imported, source=None, sums=imported.counted, instead=instead) if trees else imported
     if not lines.old:

@@ -181,6 +181,23 @@ def test_costs_are_less_known_beyond_the_batch_that_they_were_calibrated_at() ->
     assert 1.3 < at.high / at.low < beyond.high / beyond.low
 
 
+def test_speculation_that_loses_at_few_requests_is_not_said_to_be_on_there() -> None:
+    """Metal reads packed weights again for every row of a small batch, so that drafts pay from 5 to 8 requests on."""
+    document = data_sheet_document(
+        "m3-ultra", "llama-3.1-8b", "llama-3.2-1b", weights="q4_k_m", engine="llamacpp", dtype="float16"
+    )
+    source = {"drafted": [10**6] * 3, "accepted": [7 * 10**5, 5 * 10**5, 35 * 10**4]}
+    even = advise(source, read_cost(document)).off_above
+    assert even is not None and len(even.slower) == 1 and even.requests
+    (first, last), most = even.slower[0], even.requests
+
+    def fastest(batch: int) -> float:
+        return max(length.speedup.estimate for length in advise(source, read_cost(document, batch=batch)).lengths[1:])
+
+    assert first == 1 and fastest(1) < 1 and fastest(last) < 1 < fastest(last + 1) and fastest(most) > 1
+    assert str(even).startswith(f"off at 1 to {last} and above {most} requests at once")
+
+
 def test_speculation_is_off_above_the_batch_at_which_it_loses() -> None:
     document = data_sheet_document("h100", "llama-3.1-8b", "eagle3", engine="vllm@2025-03")
     source = {"drafted": [10**6] * 3, "accepted": [6 * 10**5, 36 * 10**4, 22 * 10**4]}
@@ -196,6 +213,8 @@ def test_speculation_is_off_above_the_batch_at_which_it_loses() -> None:
     never = "off at any number of requests at once (95 % interval: off above 0 to 12)"
     assert str(BreakEven(0, 0, 12, 512)) == never
     assert str(BreakEven(9, 4, None, 512)) == "off above 9 requests at once (95 % interval: 4 to over 512)"
+    stretches = BreakEven(46, None, None, 512, ((1, 4), (6, 6)))
+    assert stretches.without_interval == "off at 1 to 4 and 6 and above 46 requests at once"
     always = "on for all numbers of requests at once up to 512"
     assert str(BreakEven(None, 7, None, 512)) == f"{always} (95 % interval: off above 7 to over 512)"
     assert str(BreakEven(None, None, None, 512)) == BreakEven(None, 7, None, 512).without_interval == always

@@ -320,4 +320,7 @@ def test_what_is_not_known_is_refused() -> None:
     with pytest.raises(InputError, match="unknown engine 'transformers' for position-rate; choose one of"):
         find_definitions(POSITIONS, "transformers")
     refusal(lambda: find_definitions(LENGTH, "Dynamo"), "Dynamo prints its engine's numbers; name that engine: vllm")
-    refusal(lambda: find_definitions("tau"), "unknown quantity 'tau'; choose one of acceptance-length")
+    refusal(
+        lambda: find_definitions("tau"),
+        "unknown quantity 'tau'; choose one of acceptance-length, acceptance-rate, position-rate, tpot, rounds, accept",
+    )

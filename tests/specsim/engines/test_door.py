@@ -467,6 +467,55 @@ def test_sums_of_drafts_that_may_end_early_are_not_taken_for_whole_ones(tmp_path
     assert counted(read_counts(log).source).rounds == counted(read_counts(log, k=3).source).rounds == 193
 
 
+def test_sums_of_drafts_of_two_lengths_give_the_tokens_of_a_step_that_were_emitted(tmp_path: Path) -> None:
+    """240 tokens drafted in 107 steps, which emit 255 tokens: neither 120 drafts of 2, nor a third of steps without."""
+    log = tmp_path / "log.txt"
+    log.write_text(
+        "slot print_timing: id  0 | task 0 | \n"
+        "prompt eval time =     312.41 ms /   512 tokens (    0.61 ms per token,  1638.87 tokens per second)\n"
+        "       eval time =    5120.00 ms /   256 tokens (   20.00 ms per token,    50.00 tokens per second)\n"
+        "draft acceptance rate = 0.61667 (  148 accepted /   240 generated)\n"
+    )
+    for k in (None, 3):
+        source = read_counts(log, k=k).source
+        assert isinstance(source, Counters) and len(source.drafted) == 3 and source.drafted_tokens == 240
+        assert counted(source).rounds == 107 and abs(source.accepted.sum() - 148) <= 1
+    answer = json_of(call("specsim", "doctor", log, "--baseline-tokens-per-second", 25, "--json"))
+    assert answer["tokens_per_round"]["estimate"] == pytest.approx(255 / 107, rel=0.01)
+
+
+def test_what_costs_leave_out_of_a_server_is_told(tmp_path: Path) -> None:
+    """Data, expert and pipeline parallelism are part of no cost and no command; the server's own are named."""
+    arguments = (
+        "non-default args: {'model': 'deepseek-ai/DeepSeek-V3', 'data_parallel_size': 8, 'enable_expert_parallel': "
+        "True, 'speculative_config': {'method': 'mtp', 'num_speculative_tokens': 1}}\n"
+    )
+    log = tmp_path / "log.txt"
+    log.write_text(
+        f"INFO 11-20 10:00:00 [utils.py:233] {arguments}"
+        "INFO 11-20 10:00:05 [metrics.py:96] SpecDecoding metrics: Mean acceptance length: 1.86, Accepted throughput: "
+        "86.00 tokens/s, Drafted throughput: 100.00 tokens/s, Accepted: 860 tokens, Drafted: 1000 tokens, "
+        "Per-position acceptance rate: 0.860, Avg Draft acceptance rate: 86.0%\n"
+    )
+    told = "costs and commands leave out the server's --data-parallel-size 8 --enable-expert-parallel"
+    assert told in call("specsim", "advise", log, "--gpu", "h200", "--tp", 8).out.replace("\n", " ")
+    assert_refused(call("specsim", "advise", log, "--gpu", "h200"), "the weights of deepseek-v3", told)
+    log.write_text(
+        "server_args=ServerArgs(model_path='Qwen/Qwen3-Next-80B-A3B-Instruct', tp_size=4, dp_size=1, ep_size=4, "
+        "speculative_algorithm='NEXTN', speculative_num_steps=3, speculative_eagle_topk=1)\n"
+        "Decode batch. #running-req: 16, #token: 2048, token usage: 0.05, accept len: 3.10, accept rate: 0.70, "
+        "gen throughput (token/s): 2600.00, #queue-req: 0\n"
+    )
+    assert read_counts(log).notes.count("costs and commands leave out the server's --ep-size 4: add to the command "
+                                        "what it needs") == 1  # fmt: skip
+
+
+@pytest.mark.parametrize("start, what", [(b"\xff\xfeI\0N\0", "text in UTF-16"), (b"\x1f\x8b\x08\0", "compressed")])
+def test_files_in_other_encodings_are_named(start: bytes, what: str, tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_bytes(start)
+    assert_refused(call("specsim", "advise", tmp_path / "server.log", *H100), f"server.log is {what}")
+
+
 def test_the_table_of_prometheus_own_page(tmp_path: Path) -> None:
     """Pasted as it is, and in a table of a thread: two engines, 22 + 18 drafts of 3, 30 + 20 accepted."""
     label = '{engine="%d", instance="10.0.0.1:8000", model_name="m"}'

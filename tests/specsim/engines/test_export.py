@@ -193,6 +193,13 @@ def test_the_command(tmp_path: Path) -> None:
     assert f"--speculative-adaptive-config {out}" in shown and '{"1": {"candidate_steps": [5]}' in out.read_text()
     assert_refused(call("specsim", "export", "vllm", "--k", 2, "--out", tmp_path / "none"), "needs no file")
     assert not (tmp_path / "none").exists()
+    config = tmp_path / "trt.yaml"  # which `advise` lets trtllm-serve read
+    asked = ("export", "tensorrt-llm", "--k", 3, "--out", config)
+    shown = call("specsim", *asked, "--drafter", "eagle3", "--model", "nvidia/gpt-oss-120b-Eagle3").out
+    assert shown.replace("\n", "") == f"--config {config}"
+    of_drafter = "{decoding_type: Eagle3, max_draft_len: 3, speculative_model: nvidia/gpt-oss-120b-Eagle3}"
+    assert config.read_text() == f"speculative_config: {of_drafter}\n"
+    assert_refused(call("specsim", *asked, "--overwrite"), "needs no file")  # its kind is to be filled in
     tree = ("--policy", "eagle2", "--set", "nodes=7", "--set", "depth=5", "--set", "top_k=4")
     assert (
         "--speculative-eagle-topk 4 --speculative-num-draft-tokens 8" in call("specsim", "export", "sglang", *tree).out
