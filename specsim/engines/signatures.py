@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsim.acceptance.sources import Counters, Source
+from specsim.acceptance.sources import SLACK, Counters, Source
 from specsim.engines.counted import UNKNOWN_PHI, Counted
 
 FEWEST = 20  # rounds, or tokens of a position, that can show anything
@@ -47,10 +47,19 @@ def find_signatures(
     """
     windows = source.windows if isinstance(source, Counters) else ()
     fall = _fall(windows)
-    return fall or tuple(_by_position(counts, drafter, round_tokens))
+    return fall or tuple(_by_position(counts, drafter, round_tokens, whole=_whole(source)))
 
 
-def _by_position(counts: Counted, drafter: str | None, round_tokens: float | None) -> Iterator[Signature]:
+def _whole(source: Source) -> bool:
+    """Whether nearly all drafts are as long as the longest, so that a fall by position is one of acceptance."""
+    if not isinstance(source, Counters) or source.drafted_tokens is None:
+        return True
+    return int(source.drafted.sum()) - source.drafted_tokens <= SLACK * int(source.drafted[0])
+
+
+def _by_position(
+    counts: Counted, drafter: str | None, round_tokens: float | None, *, whole: bool
+) -> Iterator[Signature]:
     rates, verified, rounds = counts.rates, counts.verified, int(counts.rounds)
     if rounds < FEWEST:
         return
@@ -73,7 +82,7 @@ def _by_position(counts: Counted, drafter: str | None, round_tokens: float | Non
         return
     for i in range(1, len(rates)):
         cliff = rates[i - 1] >= USUAL and rates[i] < CLIFF * rates[i - 1] and verified[i] >= FEWEST
-        if first >= USUAL and cliff:
+        if whole and first >= USUAL and cliff:
             yield Signature(
                 "acceptance breaks off",
                 f"position {i} is accepted at {rates[i - 1]:.2f}, position {i + 1} at {rates[i]:.2f}",

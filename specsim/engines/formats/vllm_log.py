@@ -16,6 +16,7 @@ import numpy as np
 
 from specsim.acceptance.sources import SLACK
 from specsim.engines import rates
+from specsim.engines.flags import VLLM_KEYS
 from specsim.engines.formats.reading import count, left_out, log_lines, single_version
 from specsim.engines.formats.records import UNSET, ImportedRecords, Setup, Skipped
 from specsim.engines.formats.requests import DETAILED
@@ -64,6 +65,7 @@ BESIDE = {  # how a server splits a model beside tensor parallelism, by its opti
     "--pipeline-parallel-size {}": re.compile(r"\bpipeline_parallel_size(?:': |=)(\d{1,5})"),
     "--enable-expert-parallel": re.compile(r"\benable_expert_parallel(?:': |=)(True)"),
 }
+NGRAMS = re.compile(r"'(prompt_lookup_(?:min|max))': (\d{1,5})")
 SPECULATIVE = re.compile(r"'speculative_config': \{[^{}]{0,4000}\}")  # whose quantization is the drafter's
 VERIFICATION = {  # notes by rejection_sample_method, for methods that do not verify token by token
     "block": "block verification accepts a draft as a whole: a draft cut at K is accepted otherwise than a draft of K; "
@@ -95,6 +97,7 @@ class Lines:
         self.versions: list[str] = []
         self.settings: dict[str, str] = {}
         self.beside: dict[str, str] = {}
+        self.ngrams: dict[str, int] = {}
         self.wrapped: list[str] = []
         self.lacking: str = ""
         self.generating: Interval | None = None
@@ -115,6 +118,7 @@ class Lines:
             for name, pattern in SETTINGS.items():
                 if match := pattern.search(of_target if name in ("tp", "weights", "cache") else line):
                     self.settings.setdefault(name, next(filter(None, match.groups())))
+            self.ngrams |= {key: int(length) for key, length in NGRAMS.findall(line)}
             for option, pattern in BESIDE.items():
                 if (match := pattern.search(of_target)) and match[1] != "1":
                     self.beside.setdefault(option, match[1])
@@ -243,6 +247,10 @@ def read_vllm_log(paths: Sequence[Path]) -> ImportedRecords:
         told = replace(imported, output_tokens=None if output is None else (output,), plain_steps=plain)
         imported = _with_counters(lines.parts, told)
         notes += [VERIFICATION[rule]] if rule in VERIFICATION else []
+        usual = VLLM_KEYS["prompt-lookup"]
+        if method == "ngram" and any(usual[key] != length for key, length in lines.ngrams.items()):
+            of_log = ", ".join(f'"{key}": {length}' for key, length in sorted(lines.ngrams.items()))
+            notes.append(f"acceptance was counted with {of_log}: set them in the command, which has vLLM's default")
         notes += left_out([option.format(value) for option, value in lines.beside.items()])
         imported = replace(imported, notes=(*imported.notes, *notes))
         return replace(imported, source=None, sums=imported.counted, instead=instead) if trees else imported
