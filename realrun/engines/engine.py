@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +23,7 @@ from specsim.io.arrays import Array
 from specsim.io.errors import InputError
 from specsim.lookup.ngram import NgramRule
 from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.fixed_k import FixedK
 from specsim.serving.draft_length import ScheduledK, fixed_length
 from specsim.trace.accepted import Rule
 
@@ -135,8 +135,11 @@ class Job(NamedTuple):
         return {**self._asdict(), "folder": str(self.folder), "eos_token_ids": list(self.eos_token_ids)}
 
 
-class Engine(ABC):
-    """An engine. To add another, subclass this in a new file, and add a line in `realrun.engines.registry.ENGINES`.
+class Engine:
+    """An engine, by default with drafts of K tokens of a draft model, whose process says what each round drafted.
+
+    To add another, subclass this in a new file, write the module that PROCESSES runs, run_NAME.py with `run(job)`, and
+    add a line in `realrun.engines.registry`.
 
     name : as conventions call it
     modules : what must be installed in this Python
@@ -145,6 +148,7 @@ class Engine(ABC):
     takes_p_min : whether a draft can end where the drafter is not sure
     takes_batches : whether it is run with several sequences at once, and a draft length by how many
     lookup_rule : its prompt lookup, where that is known
+    environment : variables of its processes
     """
 
     name: ClassVar[str]
@@ -153,6 +157,12 @@ class Engine(ABC):
     takes_p_min: ClassVar[bool] = False
     takes_batches: ClassVar[bool] = False
     lookup_rule: ClassVar[NgramRule | None] = None
+    environment: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def short_name(self) -> str:
+        """The name by which its module in PROCESSES, its extra and its environment variable are called."""
+        return self.name.partition("-")[0]
 
     @property
     def conventions(self) -> Conventions:
@@ -174,29 +184,69 @@ class Engine(ABC):
         try:
             self.version()
         except (OSError, subprocess.SubprocessError):
-            extra = self.name.partition("-")[0]
             raise InputError(
                 f"{self.python} has no {self.package}; install it there by pip install -c constraints.txt "
-                f"'.[{extra}]', or name another interpreter in {self.variable}"
+                f"'.[{self.short_name}]', or name another interpreter in {self.variable}"
             ) from None
 
     @property
     def variable(self) -> str:
         """The environment variable that names the engine's interpreter."""
-        return f"SPECSIM_{self.name.partition('-')[0].upper()}_PYTHON"
+        return f"SPECSIM_{self.short_name.upper()}_PYTHON"
 
     @property
     def python(self) -> str:
         """The interpreter that has its package."""
         return os.environ.get(self.variable) or sys.executable
 
-    @abstractmethod
     def convert(self, pair: Pair, folder: Path) -> None:
         """Write the pair's models as the engine reads them; InputError where it cannot."""
+        save_models(pair, folder)
 
-    @abstractmethod
+    def process(
+        self,
+        job: Mapping[str, Any],
+        folder: Path,
+        variables: Mapping[str, str] | None = None,
+        done: Callable[[int], None] = lambda turns: None,
+    ) -> Any:
+        """Run the engine's module of PROCESSES on a job in its own process; return its JSON.
+
+        Its log is left in folder/log.txt. InputError, with the log's last lines, where it fails.
+
+        variables : of the environment, beside the engine's own
+        done : called with the number of finished turns, as the module prints it
+        """
+        module = f"run_{self.short_name}"
+        job_file, result, log = folder / "job.json", folder / "result.json", folder / "log.txt"
+        job_file.write_text(json.dumps(job))
+        result.unlink(missing_ok=True)
+        command = [self.python, str(PROCESSES / "run.py"), str(job_file), str(result), module]
+        environment = {**os.environ, **self.environment, **(variables or {})}
+        with (
+            log.open("w") as errors,
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, env=environment, errors="replace"
+            ) as process,
+        ):
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    if line.startswith(DONE):
+                        done(int(line.removeprefix(DONE)))
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode or not result.is_file():
+            last = log_end(log.read_text(errors="replace"))
+            raise InputError(f"{module} ended with {process.returncode}: {last}; run the engine alone to see why")
+        return json.loads(result.read_text())
+
     def run(self, job: Job, setting: Setting) -> EngineRun:
         """Decode all prompts in a process of its own."""
+        result = self.process({**job.as_dict(), "k": setting.k}, job.folder)
+        rounds = [[(drafted, accepted) for drafted, accepted in rounds] for rounds in result["rounds"]]
+        return EngineRun(result["outputs"], rounds)
 
     def run_timed(
         self, job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]], done: Callable[[int], None]
@@ -218,9 +268,9 @@ class Engine(ABC):
         """
         raise NotImplementedError
 
-    @abstractmethod
     def policy(self, setting: Setting) -> ChainPolicy:
         """Return the policy that drafts the same in a replay."""
+        return FixedK(setting.k)
 
     def version(self) -> str:
         """Return the installed package's version."""
@@ -242,41 +292,3 @@ def save_models(pair: Pair, folder: Path) -> None:
     """Write the pair as Hugging Face has models: a folder for each, with the tokenizer."""
     for name, model in models_of(pair):
         save_model(model, pair.tokenizer, folder / name)
-
-
-def run_apart(
-    script: str,
-    job: Mapping[str, Any],
-    folder: Path,
-    environment: Mapping[str, str] | None = None,
-    python: str = sys.executable,
-    done: Callable[[int], None] = lambda turns: None,
-) -> Any:
-    """Run a script of PROCESSES on a job in its own process; return its JSON, and leave its log in folder/log.txt.
-
-    InputError, with the log's last lines, where it fails.
-
-    python : interpreter, perhaps of another environment
-    done : called with the number of finished turns, as the script prints it
-    """
-    job_file, result, log = folder / "job.json", folder / "result.json", folder / "log.txt"
-    job_file.write_text(json.dumps(job))
-    result.unlink(missing_ok=True)
-    command = [python, str(PROCESSES / script), str(job_file), str(result)]
-    environment = {**os.environ, **(environment or {})}
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment, errors="replace") as process,
-    ):
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                if line.startswith(DONE):
-                    done(int(line.removeprefix(DONE)))
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode or not result.is_file():
-        last = log_end(log.read_text(errors="replace"))
-        raise InputError(f"{script} ended with {process.returncode}: {last}; run the engine alone to see why")
-    return json.loads(result.read_text())

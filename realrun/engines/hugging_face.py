@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from realrun.engines.engine import Engine, EngineRun, Job, Setting, run_apart, save_models
-from realrun.pairs.pair import Pair
+from realrun.engines.engine import Engine
 from specsim.lookup.ngram import RULES
-from specsim.policy.chain.base import ChainPolicy
-from specsim.policy.chain.fixed_k import FixedK
-
-PROCESS = "run_transformers.py"
 
 
 class HuggingFaceEngine(Engine):
@@ -19,14 +12,3 @@ class HuggingFaceEngine(Engine):
     name = "transformers"
     package = "transformers"
     lookup_rule = RULES["transformers"]
-
-    def convert(self, pair: Pair, folder: Path) -> None:
-        save_models(pair, folder)
-
-    def policy(self, setting: Setting) -> ChainPolicy:
-        return FixedK(setting.k)
-
-    def run(self, job: Job, setting: Setting) -> EngineRun:
-        result = run_apart(PROCESS, {**job.as_dict(), "k": setting.k}, job.folder)
-        rounds = [[(drafted, accepted) for drafted, accepted in rounds] for rounds in result["rounds"]]
-        return EngineRun(result["outputs"], rounds)

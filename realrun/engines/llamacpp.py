@@ -11,7 +11,7 @@ import numpy as np
 
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
-from realrun.engines.engine import DenseRun, Engine, EngineRun, Job, Setting, Sums, Turn, models_of, run_apart
+from realrun.engines.engine import DenseRun, Engine, EngineRun, Job, Setting, Sums, Turn, models_of
 from realrun.engines.gguf_file import ids_of, write_gguf
 from realrun.engines.processes.vllm_recorder import STATISTICS, row_type
 from realrun.pairs.pair import Pair
@@ -23,7 +23,6 @@ from specsim.io.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.p_min import LlamaCpp
 
-PROCESS = "run_llamacpp.py"
 TRACE = {"LLAMA_TRACE": "1"}  # a line in the log for every round
 THREADS = 1
 
@@ -55,7 +54,7 @@ class LlamaCppEngine(Engine):
         That is what llama.cpp's rounds draft with it, as far as their drafts go; its threshold p_min is not applied.
         """
         assert setting.batch == 1 and step_tokens is None
-        result = run_apart(PROCESS, {**job_document(job, [setting], []), "depth": setting.k}, job.folder)
+        result = self.process({**job_document(job, [setting], []), "depth": setting.k}, job.folder)
         facts = {
             "name": self.name,
             "version": self.version(),
@@ -72,7 +71,7 @@ class LlamaCppEngine(Engine):
 
     def run(self, job: Job, setting: Setting) -> EngineRun:
         turns = [(0, prompt) for prompt in range(len(job.prompts))]
-        result = run_apart(PROCESS, job_document(job, [setting], turns), job.folder, TRACE)
+        result = self.process(job_document(job, [setting], turns), job.folder, TRACE)
         log = Log()
         for line in log_lines([job.folder / "log.txt"], Counter()):
             log.take(line)
@@ -90,7 +89,7 @@ class LlamaCppEngine(Engine):
     def run_timed(
         self, job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]], done: Callable[[int], None]
     ) -> list[Turn]:
-        result = run_apart(PROCESS, job_document(job, arms, turns), job.folder, done=done)["turns"]
+        result = self.process(job_document(job, arms, turns), job.folder, done=done)["turns"]
         lines = (job.folder / "log.txt").read_text(errors="replace").splitlines()
         drafts_s = draft_seconds(lines, [(arm, bool(arms[arm].k)) for arm, _ in turns])
         return [

@@ -7,14 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from realrun.drafters.independent import IndependentKind
-from realrun.engines.engine import Engine, EngineRun, Job, Setting, models_of, run_apart, save_models
+from realrun.engines.engine import Engine, EngineRun, Job, Setting, models_of
 from realrun.pairs.pair import Pair
 from specsim.io.errors import InputError
 from specsim.lookup.ngram import NgramRule
-from specsim.policy.chain.base import ChainPolicy
-from specsim.policy.chain.fixed_k import FixedK
-
-PROCESS = "run_onnxruntime.py"
 
 
 class OnnxruntimeEngine(Engine):
@@ -31,17 +27,14 @@ class OnnxruntimeEngine(Engine):
                     f"onnxruntime-genai's model builder takes the MLPs of the {name} model, which are as wide as its "
                     f"vocabulary ({model.config.vocab_size}), for its head; choose another model or engine"
                 )
-        save_models(pair, folder)
+        super().convert(pair, folder)
         names = ["target", *(["draft"] if isinstance(pair.drafter, IndependentKind) else [])]
-        run_apart(PROCESS, {"folder": str(folder), "convert": names}, folder, python=self.python)
-
-    def policy(self, setting: Setting) -> ChainPolicy:
-        return FixedK(setting.k)
+        self.process({"folder": str(folder), "convert": names}, folder)
 
     def run(self, job: Job, setting: Setting) -> EngineRun:
         # Its ngram_size counts the token that an n-gram predicts, too.
         description = {**job.as_dict(), "k": setting.k, "ngram_size": self.lookup_rule.max_ngram + 1}
-        result = run_apart(PROCESS, description, job.folder, python=self.python)
+        result = self.process(description, job.folder)
         return EngineRun(result["outputs"], [rounds_of(counters) for counters in result["counters"]])
 
 

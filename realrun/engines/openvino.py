@@ -8,14 +8,10 @@ from typing import Any
 import numpy as np
 
 from realrun.drafters.independent import IndependentKind
-from realrun.engines.engine import Engine, EngineRun, Job, Setting, Sums, models_of, run_apart
+from realrun.engines.engine import Engine, EngineRun, Job, Setting, Sums, models_of
 from realrun.engines.gguf_file import write_gguf
 from realrun.pairs.pair import Pair
 from specsim.lookup.ngram import NgramRule
-from specsim.policy.chain.base import ChainPolicy
-from specsim.policy.chain.fixed_k import FixedK
-
-PROCESS = "run_openvino.py"
 
 
 class OpenVinoEngine(Engine):
@@ -34,14 +30,11 @@ class OpenVinoEngine(Engine):
             weights = {key: tensor.float().numpy() for key, tensor in model.state_dict().items()}
             weights["inverse frequencies"] = model.model.rotary_emb.inv_freq.float().numpy()
             np.savez(folder / name / "weights.npz", **weights)
-        run_apart(PROCESS, {"convert": [str(folder / name) for name, _ in models]}, folder, python=self.python)
-
-    def policy(self, setting: Setting) -> ChainPolicy:
-        return FixedK(setting.k)
+        self.process({"convert": [str(folder / name) for name, _ in models]}, folder)
 
     def run(self, job: Job, setting: Setting) -> EngineRun:
         description = {**job.as_dict(), "k": setting.k, "max_ngram": self.lookup_rule.max_ngram}
-        return read_run(run_apart(PROCESS, description, job.folder, python=self.python), job.max_new_tokens)
+        return read_run(self.process(description, job.folder), job.max_new_tokens)
 
 
 def read_run(result: dict[str, Any], max_new_tokens: int) -> EngineRun:

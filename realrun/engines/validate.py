@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.interpolate import make_interp_spline
 
 from realrun.engines.compare import ANY_COST
 from realrun.engines.engine import Engine, Job, Setting, Turn
@@ -91,15 +92,7 @@ def _solved(counts: Floats, seconds: Sequence[float]) -> list[float]:
 
 def _shares(verified: Ints, places: Sequence[int]) -> Floats:
     """Compute the weights of the grid's lengths for rounds of these lengths [R, places]: linear, rows sum to 1."""
-    known = np.array(places, np.float64)
-    if len(known) == 1:
-        return np.ones((len(verified), 1))
-    left = np.clip(np.searchsorted(known, verified, side="right") - 1, 0, len(known) - 2)
-    way = (verified - known[left]) / (known[left + 1] - known[left])
-    shares = np.zeros((len(verified), len(known)))
-    rows = np.arange(len(verified))
-    shares[rows, left], shares[rows, left + 1] = 1 - way, way
-    return shares
+    return np.asarray(make_interp_spline(places, np.eye(len(places)), k=1)(verified))
 
 
 class Plan(NamedTuple):

@@ -15,7 +15,7 @@ from realrun.drafters.eagle import EagleKind
 from realrun.drafters.eagle3 import ARCHITECTURE, Eagle3Kind
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.lookup import LookupKind
-from realrun.engines.engine import DenseRun, Engine, EngineRun, Job, Setting, Sums, run_apart, save_models
+from realrun.engines.engine import DenseRun, Engine, EngineRun, Job, Setting, Sums
 from realrun.engines.processes.vllm_recorder import adapter_of
 from realrun.pairs.drafter_files import EAGLE, is_checkpoint, write_drafter, write_eagle
 from realrun.pairs.pair import Pair
@@ -24,11 +24,8 @@ from specsim.engines.formats import prometheus
 from specsim.engines.formats.vllm_dense import engine_facts, read_part
 from specsim.io.errors import InputError
 from specsim.lookup.ngram import NgramRule
-from specsim.policy.chain.base import ChainPolicy
-from specsim.policy.chain.fixed_k import FixedK
 from specsim.serving.draft_length import schedule_ranges
 
-PROCESS = "run_vllm.py"
 MADE_BY_NOX = str(Path(__file__).parents[2] / ".nox" / "vllm" / "bin" / "python")  # of the source tree alone
 VERSION = """
 from importlib.metadata import PackageNotFoundError, version
@@ -55,6 +52,7 @@ class VllmEngine(Engine):
 
     name = "vllm"
     takes_batches = True
+    environment = ENVIRONMENT
     lookup_rule = NgramRule(2, 3, "first", "stop")  # its rule, of n-grams that are found more often than its default
 
     @property
@@ -79,7 +77,7 @@ class VllmEngine(Engine):
     def convert(self, pair: Pair, folder: Path) -> None:
         drafter = pair.drafter
         if isinstance(drafter, IndependentKind):
-            save_models(pair, folder)
+            super().convert(pair, folder)
             return
         if isinstance(drafter, Eagle3Kind):
             write_drafter(drafter.eagle, int(pair.target.config.vocab_size), folder / "draft")
@@ -92,11 +90,8 @@ class VllmEngine(Engine):
             )
         save_model(pair.target, pair.tokenizer, folder / "target")
 
-    def policy(self, setting: Setting) -> ChainPolicy:
-        return FixedK(setting.k)
-
     def run(self, job: Job, setting: Setting) -> EngineRun:
-        result = run_apart(PROCESS, job_document(job, setting, self.lookup_rule), job.folder, ENVIRONMENT, self.python)
+        result = self.process(job_document(job, setting, self.lookup_rule), job.folder)
         rounds = [read_rounds(metrics, number + 1) for number, metrics in enumerate(result["metrics"])]
         return EngineRun(result["outputs"], rounds, read_sums(result["counters"]))
 
@@ -115,7 +110,7 @@ class VllmEngine(Engine):
             "sampling": [sampling_of(sampler, number) for number in range(len(job.prompts))],
             "step_tokens": step_tokens,
         }
-        result = run_apart(PROCESS, description, job.folder, ENVIRONMENT | V1_RUNNER, self.python)
+        result = self.process(description, job.folder, V1_RUNNER)
         part = read_part(folder / "part-0")
         numbers = {request["request"]: int(request["id"].partition("-")[0]) for request in part.requests}
         rows = part.rows.copy()

@@ -1,4 +1,4 @@
-"""llama.cpp in a process of its own: `python run_llamacpp.py JOB RESULT`, both JSON.
+"""llama.cpp in a process of its own.
 
 A job has a server for each of its arms (k, p_min), and turns (arm, prompt), one after another; after the Nth "done N"
 is printed. A job with a "depth" is to record: the target decodes every prompt, and behind each of its tokens a server
@@ -7,11 +7,8 @@ of the draft model alone continues the text by that many tokens. No torch here.
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import xllamacpp
@@ -93,11 +90,9 @@ def sampling(job: dict[str, Any], prompt: int) -> dict[str, Any]:
     return {"temperature": job["temperature"], "samplers": ["temperature"], "seed": job["seed"] + prompt}
 
 
-def main(given: str, made: str) -> None:
-    job = json.loads(Path(given).read_text())
+def run(job: dict[str, Any]) -> dict[str, Any]:
     if "depth" in job:
-        Path(made).write_text(json.dumps(record(job)))
-        return
+        return record(job)
     servers = [xllamacpp.Server(parameters(job, arm["k"], arm["p_min"])) for arm in job["arms"]]
     turns = []
     for arm, prompt in job["turns"]:
@@ -110,9 +105,4 @@ def main(given: str, made: str) -> None:
         answer = servers[arm].handle_completions(asked)
         turns.append({"text": answer["choices"][0]["text"], "timings": answer["timings"]})
         print("done", len(turns), flush=True)
-    metrics = [server.handle_metrics() for server in servers]
-    Path(made).write_text(json.dumps({"turns": turns, "metrics": metrics}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {"turns": turns, "metrics": [server.handle_metrics() for server in servers]}

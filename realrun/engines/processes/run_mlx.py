@@ -1,12 +1,10 @@
-"""mlx-lm in a process of its own: `python run_mlx.py JOB RESULT`, both JSON.
+"""mlx-lm in a process of its own.
 
 It says of every token whether it was drafted. How many tokens a round drafted is read off what the target is given.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +29,7 @@ def watched(model: Any) -> list[int]:
     return widths
 
 
-def main(given: str, made: str) -> None:
-    job = json.loads(Path(given).read_text())
+def run(job: dict[str, Any]) -> dict[str, Any]:
     (target, _), (draft, _) = (load_model(Path(job["folder"]) / name) for name in ("target", "draft"))
     widths = watched(target)
     sampler = make_sampler(job["temperature"])
@@ -60,8 +57,4 @@ def main(given: str, made: str) -> None:
                 break
         outputs.append(output)
         all_rounds.append([(width - 1, count) for width, count in zip(widths[prefill:], accepted, strict=True)])
-    Path(made).write_text(json.dumps({"outputs": outputs, "rounds": all_rounds}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {"outputs": outputs, "rounds": all_rounds}

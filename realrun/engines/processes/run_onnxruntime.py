@@ -1,4 +1,4 @@
-"""onnxruntime-genai in a process of its own: `python run_onnxruntime.py JOB RESULT`, both JSON.
+"""onnxruntime-genai in a process of its own.
 
 A job with "convert" runs the package's model builder, which needs torch. Another one decodes prompts, and reads the
 counters of rounds after every token.
@@ -45,12 +45,10 @@ def configure(job: dict[str, Any]) -> Path:
     return folder
 
 
-def main(given: str, made: str) -> None:
-    job = json.loads(Path(given).read_text())
+def run(job: dict[str, Any]) -> dict[str, Any]:
     if "convert" in job:
         convert(Path(job["folder"]), job["convert"])
-        Path(made).write_text("{}")
-        return
+        return {}
     model = onnxruntime_genai.Model(str(configure(job)))
     speculation: dict[str, Any] = {"max_draft_tokens": job["k"], "min_adaptive_k": 0, "cooldown": False}
     if job["lookup"]:
@@ -74,8 +72,4 @@ def main(given: str, made: str) -> None:
             counted.append([statistics[name] for name in COUNTERS])
         outputs.append(output)
         counters.append(counted)
-    Path(made).write_text(json.dumps({"outputs": outputs, "counters": counters}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {"outputs": outputs, "counters": counters}

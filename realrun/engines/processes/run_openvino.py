@@ -1,12 +1,10 @@
-"""OpenVINO GenAI in a process of its own: `python run_openvino.py JOB RESULT`, both JSON.
+"""OpenVINO GenAI in a process of its own.
 
 A job with "convert" makes folders that OpenVINO reads out of GGUF files. Another one decodes prompts. No torch here.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +59,11 @@ def pipeline(job: dict[str, Any]) -> Any:
     return openvino_genai.LLMPipeline(folder / "target", "CPU", scheduler_config=scheduler, **how, **FLOAT32)
 
 
-def main(given: str, made: str) -> None:
-    job = json.loads(Path(given).read_text())
+def run(job: dict[str, Any]) -> dict[str, Any]:
     if "convert" in job:
         for folder in job["convert"]:
             convert(Path(folder))
-        Path(made).write_text("{}")
-        return
+        return {}
     config = openvino_genai.GenerationConfig()
     config.max_new_tokens, config.num_assistant_tokens = job["max_new_tokens"], job["k"]
     config.ignore_eos = not job["eos_token_ids"]
@@ -88,8 +84,4 @@ def main(given: str, made: str) -> None:
         emitted.append([*answer.perf_metrics.raw_metrics.m_batch_sizes])
         metrics = answer.extended_perf_metrics
         draft_passes.append(None if metrics is None else len(metrics.draft_model_metrics.raw_metrics.m_batch_sizes))
-    Path(made).write_text(json.dumps({"outputs": outputs, "emitted": emitted, "draft_passes": draft_passes}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {"outputs": outputs, "emitted": emitted, "draft_passes": draft_passes}

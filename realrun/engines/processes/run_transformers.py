@@ -1,4 +1,4 @@
-"""Hugging Face's `generate` in a process of its own: `python run_transformers.py JOB RESULT`.
+"""Hugging Face's `generate` in a process of its own.
 
 Nothing of a round leaves `generate`, so the candidate generator that it makes is watched: what it proposes, and how
 much of that it is told to have matched.
@@ -6,8 +6,6 @@ much of that it is told to have matched.
 
 from __future__ import annotations
 
-import json
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -42,12 +40,11 @@ class Watched:
         return generator
 
 
-def main(given: str, made: str) -> None:
+def run(job: dict[str, Any]) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     torch.set_num_threads(1)
-    job = json.loads(Path(given).read_text())
     folder, k = Path(job["folder"]), job["k"]
     target = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32).eval()
     how: dict[str, Any] = {"prompt_lookup_num_tokens": k}
@@ -78,8 +75,4 @@ def main(given: str, made: str) -> None:
         )
         outputs.append(found[0, len(prompt) :].tolist())
         rounds.append(watched.rounds)
-    Path(made).write_text(json.dumps({"outputs": outputs, "rounds": rounds}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {"outputs": outputs, "rounds": rounds}

@@ -1,12 +1,10 @@
-"""vLLM in a process of its own, by an interpreter that has it: `python run_vllm.py JOB RESULT`, both JSON.
+"""vLLM in a process of its own, by an interpreter that has it.
 
 All prompts are asked at once, of which the server runs as many together as a batch holds.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,7 @@ def plain(job: dict[str, Any], prompt: int) -> dict[str, Any]:
     return {"temperature": job["temperature"], "seed": seed}
 
 
-def main(given: str, made: str) -> None:
-    job = json.loads(Path(given).read_text())
+def run(job: dict[str, Any]) -> dict[str, Any]:
     recorder: Any = None
     if folder := job.get("recording"):
         from vllm_recorder import install  # type: ignore[import-not-found]  # beside this file, which runs as a script
@@ -70,8 +67,4 @@ def main(given: str, made: str) -> None:
     }
     if recorder is not None:
         result["draft_s"] = recorder.draft_s
-    Path(made).write_text(json.dumps(result))
-
-
-if __name__ == "__main__":  # vLLM may start processes that import this file
-    main(*sys.argv[1:])
+    return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
 from realrun.engines.check import check, check_recording, settings_of
 from realrun.engines.dense import record_with_engine
-from realrun.engines.engine import Engine, EngineRun, Job, Setting, Turn, run_apart
+from realrun.engines.engine import PROCESSES, Engine, EngineRun, Job, Setting, Turn
 from realrun.engines.gguf_file import ids_of, paired, write_gguf
 from realrun.engines.hugging_face import HuggingFaceEngine
 from realrun.engines.llamacpp import LlamaCppEngine, draft_seconds, rows_of
@@ -32,7 +33,6 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.engines.as_engine import as_engine
 from specsim.io.errors import InputError
-from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.trace.trace import Trace
 from tests.realrun.engines.test_compare import LIMIT, made_trace
@@ -72,9 +72,6 @@ class Played(Engine):
 
     def convert(self, pair: Pair, folder: Path) -> None:
         self.converted.append(folder)
-
-    def policy(self, setting: Setting) -> ChainPolicy:
-        return FixedK(setting.k)
 
     def run(self, job: Job, setting: Setting) -> EngineRun:
         rounds = replayed_rounds(self.trace, self.policy(setting), job.max_new_tokens, self.conventions)
@@ -234,18 +231,23 @@ def test_commands_refuse_in_one_line(options: str, says: str) -> None:
     assert_refused(call("realrun", "engine", *options.split()), says)
 
 
+class Nowhere(Engine):
+    name = "nowhere"
+
+
 def test_a_process_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nowhere.py ended with 2: .*can't open file") as caught:
-        run_apart("nowhere.py", {}, tmp_path)
+    with pytest.raises(InputError, match=r"run_nowhere ended with 1: .*No module named 'run_nowhere'") as caught:
+        Nowhere().process({}, tmp_path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_process_says_how_many_turns_it_has_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = "import sys; print('done 1'); print('loaded, done'); print('done 2'); open(sys.argv[2], 'w').write('{}')"
-    (tmp_path / "turns.py").write_text(script)
+    script = "def run(job):\n    print('done 1'); print('loaded, done'); print('done 2')\n    return job"
+    (tmp_path / "run_nowhere.py").write_text(script)
+    shutil.copy(PROCESSES / "run.py", tmp_path)
     monkeypatch.setattr(realrun.engines.engine, "PROCESSES", tmp_path)
     reports = list[int]()
-    assert run_apart("turns.py", {}, tmp_path, done=reports.append) == {}
+    assert Nowhere().process({"k": 3}, tmp_path, done=reports.append) == {"k": 3}
     assert reports == [1, 2]
 
 

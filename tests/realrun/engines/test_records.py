@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from realrun.engines import hugging_face, llamacpp, mlx, onnxruntime, openvino, vllm
+from realrun.engines import mlx, onnxruntime
 from realrun.engines.check import check, recording
-from realrun.engines.engine import Setting
+from realrun.engines.engine import Engine, Setting
 from realrun.engines.registry import ENGINES
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -24,14 +24,6 @@ from specsim.io.errors import InputError
 from specsim.trace.trace import Trace
 from tests.support.tiny import VOCAB, tiny_pair
 
-MODULES = {
-    "llamacpp": llamacpp,
-    "vllm": vllm,
-    "transformers": hugging_face,
-    "openvino": openvino,
-    "onnxruntime-genai": onnxruntime,
-    "mlx": mlx,
-}
 RECORDS = json.loads((Path(__file__).parent / "records.json").read_text())
 PROMPTS = RECORDS.pop("prompts")
 TOKENS, K = 24, 3
@@ -57,11 +49,11 @@ def checked(
     monkeypatch.setattr(type(engine), "version", lambda self: "recorded")
     monkeypatch.setattr(type(engine), "convert", lambda self, pair, folder: None)
 
-    def run_apart(script: str, job: Any, folder: Path, *rest: Any, **named: Any) -> Any:
+    def process(self: Engine, job: Any, folder: Path, *rest: Any) -> Any:
         (folder / "log.txt").write_text(result.get("log", ""))
         return result
 
-    monkeypatch.setattr(MODULES[name], "run_apart", run_apart)
+    monkeypatch.setattr(Engine, "process", process)
     trace = traces[engine.conventions.counts_past_end]
     return check(lab_pair32, trace, engine, [Setting(K)], TOKENS, lookup=bool(lookup)).as_dict()
 

@@ -26,11 +26,11 @@ from realrun.drafters.eagle3 import LAYERS_KEY, Eagle3, default_config
 from realrun.engines.check import as_lookups, check_recording, recording
 from realrun.engines.dense import job_of, own_columns, record_with_engine
 from realrun.engines.drafts import check_drafts
-from realrun.engines.engine import Setting, run_apart
+from realrun.engines.engine import Setting
 from realrun.engines.hugging_face import HuggingFaceEngine
 from realrun.engines.processes import vllm_recorder
 from realrun.engines.processes.vllm_recorder import Recorder, Texts, adapter_of, draft_statistics, row_type
-from realrun.engines.vllm import ENVIRONMENT, PROCESS, VllmEngine, job_document, sampling_of
+from realrun.engines.vllm import VllmEngine, job_document, sampling_of
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter, write_drafter
 from realrun.pairs.pair import Pair, load_pair
@@ -684,7 +684,7 @@ def test_vllm_records_a_sampled_text(vllm: VllmEngine, prompts: list[Prompt], la
     job = job_of(lab_pair32, prompts[:3], count, tmp_path)
     sampling = [sampling_of(settings.sampler, number) for number in range(3)]
     plain = {**job_document(job, Setting(3, batch=3), vllm.lookup_rule), "speculation": None, "sampling": sampling}
-    texts = run_apart(PROCESS, plain, tmp_path, ENVIRONMENT, vllm.python)["outputs"]
+    texts = vllm.process(plain, tmp_path)["outputs"]
     assert [token for text in texts for token in text] == made.token.tolist()
     (draft,) = lab_pair32.drafter.weights(lab_pair32.target)
     for sequence, text in enumerate(texts):

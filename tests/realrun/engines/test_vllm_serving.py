@@ -22,9 +22,9 @@ import pytest
 import torch
 
 from realrun.decode.sampling import Sampler
-from realrun.engines.engine import run_apart, save_models
+from realrun.engines.engine import save_models
 from realrun.engines.processes.vllm_recorder import FOLDER, TEXTS
-from realrun.engines.vllm import ENVIRONMENT, PROCESS, V1_RUNNER, VllmEngine, read_rounds
+from realrun.engines.vllm import ENVIRONMENT, V1_RUNNER, VllmEngine, read_rounds
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import Prompt
@@ -185,10 +185,8 @@ def run(
         "folder": str(folder), "prompts": prompts, "max_new_tokens": tokens, "eos_token_ids": [],
         "speculation": speculation, "batch": batch, "context": 256, "temperature": 0,
     }  # fmt: skip
-    recorded = run_apart(
-        PROCESS, {**job, "recording": str(folder / "out")}, folder, ENVIRONMENT | V1_RUNNER, vllm.python
-    )
-    normal = run_apart(PROCESS, job, folder, ENVIRONMENT | V1_RUNNER, vllm.python)
+    recorded = vllm.process({**job, "recording": str(folder / "out")}, folder, V1_RUNNER)
+    normal = vllm.process(job, folder, V1_RUNNER)
     assert recorded["outputs"] == normal["outputs"]
     trace = read_format("vllm-dense", [folder / "out"]).source
     assert isinstance(trace, Trace)
