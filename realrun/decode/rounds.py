@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from realrun.decode.sampling import Sampler
 from specsim.io.rng import uniform
@@ -73,7 +73,7 @@ class Decoded:
     tokens: list[int]
     rounds: list[Round]
     prefill_s: float
-    state: Any = None  # the policy's, after the last round
+    state: tuple[float, ...] | None = None  # the policy's, after the last round
 
     @property
     def seconds(self) -> float:
@@ -82,10 +82,6 @@ class Decoded:
     def log(self) -> list[tuple[int, int, int]]:
         """List (t, drafted, accepted) per round."""
         return [(r.t, r.drafted, r.accepted) for r in self.rounds]
-
-    def tree_log(self) -> list[tuple[int, int, int, int, int]]:
-        """List (t, drafted, accepted, verified, last) per round."""
-        return [(r.t, r.drafted, r.accepted, r.verified, r.last) for r in self.rounds]
 
     def full_log(self) -> list[tuple[int, ...]]:
         """List (t, drafted, accepted, verified, last, drafter) per round, as `specsim.replaying.rounds.RoundLog`."""

@@ -15,7 +15,7 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind, Origin
 from realrun.lm.cached import CachedLM
 from realrun.lm.choice import library_lm, make_lm
-from realrun.proposals.chain import branch_columns, rejection_columns
+from realrun.proposals.chain import branch_columns
 from realrun.proposals.recorder import Recorder
 
 
@@ -35,9 +35,7 @@ class IndependentKind(DrafterKind):
         return make_lm(target), DraftModel(self.model, eos_token_ids, predictor)
 
     def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
-        if sampler.mode == "rejection":
-            return partial(rejection_columns, library_lm(self.model, drafting=True), CachedLM(target))
-        return partial(branch_columns, library_lm(self.model, drafting=True))
+        return partial(branch_columns, library_lm(self.model, drafting=True), target=CachedLM(target))
 
     def weights(self, target: Any) -> Sequence[torch.nn.Module]:
         return (self.model,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -18,7 +19,7 @@ from realrun.lm.layer_stack import model_parts
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.static.llama import StaticLlama
 from realrun.proposals.recorder import Recorder
-from realrun.proposals.target_cache import target_cache_recorder
+from realrun.proposals.target_cache import target_cache_columns
 from specsim.io.errors import InputError
 
 Origin = Literal["file", "model", "target"]
@@ -139,7 +140,7 @@ class InsideTargetKind(DrafterKind):
         return whole, DraftModel(draft, eos_token_ids, predictor)
 
     def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
-        return target_cache_recorder(*self.make_passes(target), sampler)
+        return partial(target_cache_columns, *self.make_passes(target))
 
 
 class StaticInsideTarget(StaticLlama):

@@ -81,9 +81,10 @@ def check_drafts(
 def _drafts_row(check: str, trace: Trace, reference: Trace) -> DraftsRow:
     """Describe the comparison of two recordings."""
     rows = np.flatnonzero(reference.position > 0)
-    differing = [row for row in rows.tolist() if differs(trace, reference, row)]
-    first = described(trace, reference, differing[0]) if differing else None
     others = (trace.draft_token[rows] != reference.draft_token[rows]).any(axis=1)
+    apart = (np.abs(trace.prob - reference.prob)[rows] > ROUNDING).any(axis=1)
+    differing = rows[others | apart | (trace.token[rows] != reference.token[rows])]
+    first = described(trace, reference, int(differing[0])) if len(differing) else None
     return DraftsRow(
         check,
         unit="positions",
@@ -92,16 +93,7 @@ def _drafts_row(check: str, trace: Trace, reference: Trace) -> DraftsRow:
         other_tokens=int(others.sum()),
         largest_prob_difference=float(np.abs(trace.prob - reference.prob)[rows][~others].max(initial=0.0)),
         first_difference=first if len(rows) else "no position was recorded",
-        passed=not differing and len(rows) > 0,
-    )
-
-
-def differs(trace: Trace, reference: Trace, row: int) -> bool:
-    """Tell whether two recordings have other tokens at a row, or probabilities further apart than `ROUNDING`."""
-    return bool(
-        trace.token[row] != reference.token[row]
-        or (trace.draft_token[row] != reference.draft_token[row]).any()
-        or (np.abs(trace.prob[row] - reference.prob[row]) > ROUNDING).any()
+        passed=0 == len(differing) < len(rows),
     )
 
 

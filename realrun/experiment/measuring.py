@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
+import msgspec
 import numpy as np
 
 from realrun.decode.rounds import Decoded, Round
@@ -52,6 +53,7 @@ class MeasuredCosts:
     beside : another trace to be priced by these costs, whose contexts they cover too
     texts : to be probed along in all, every repeat counted
     own_baseline : whether the baseline runs the pair's own pass, or a pass that other pairs share
+    arms : numbers of the arms whose rounds are samples of these costs
     """
 
     def __init__(
@@ -65,8 +67,9 @@ class MeasuredCosts:
         texts: int,
         own_baseline: bool = True,
         beside: Trace | None = None,
+        arms: Sequence[int] = (),
     ):
-        self.own_baseline = own_baseline
+        self.own_baseline, self.arms = own_baseline, arms
         self.trace, self.seed, self.texts_left = trace, seed, texts
         self.masks = pair.drafter.mask_groups
         self.prober = Prober(pair, depth=trace.depth, tree_tokens=tree_tokens, sampler=sampler, seed=seed)
@@ -125,33 +128,18 @@ class MeasuredCosts:
             )
 
 
-class RunFile(TypedDict):
-    """A decoded sequence, and the state of a policy that has one."""
-
-    tokens: list[int]
-    rounds: list[list[Any]]
-    state: list[float] | None
-
-
-class SequenceFile(TypedDict):
-    """The arms by name and settings, and their runs of a sequence in a repeat."""
-
-    arms: list[list[Any]]
-    runs: list[RunFile]
-    probes: Samples
-    ticks: list[float]
-
-
-class Costs(NamedTuple):
-    """Costs to measure, and the numbers of the arms whose rounds are samples of them."""
-
-    measured: MeasuredCosts
-    arms: Sequence[int]
-
-
 class SequenceRuns(NamedTuple):
     """Every arm's run of a sequence in a repeat, the samples of probes among them, and the machine's ticks."""
 
+    runs: list[Decoded]
+    probes: Samples
+    ticks: Ticks
+
+
+class SequenceFile(TypedDict):
+    """The arms by name and settings, and a `SequenceRuns`."""
+
+    arms: list[list[Any]]
     runs: list[Decoded]
     probes: Samples
     ticks: Ticks
@@ -230,7 +218,7 @@ class Measurement:
 
 def measure_in_turns(
     arms: Sequence[Arm],
-    costs: Mapping[str, Costs],
+    costs: Mapping[str, MeasuredCosts],
     prompts: Sequence[Prompt],
     trace: Trace,
     folder: Path | None,
@@ -261,7 +249,7 @@ def measure_in_turns(
     samplers = [arm.decoder.sampler for arm in arms]
     missing = (folder and read_kept(folder / PROBES, dict[str, Samples])) or {}
     for name, samples in missing.items():
-        costs[name].measured.resume(samples, texts=0)
+        costs[name].resume(samples, texts=0)
     for repeat in range(repeats):
         order, states, resuming = np.random.default_rng((seed, repeat)), [None] * len(arms), True
         if trace.sampled_by_rejection:  # every run draws a text; several show the mean better than one
@@ -269,7 +257,7 @@ def measure_in_turns(
                 arm.decoder.sampler = replace(sampler, seed=sampler.seed + repeat)
         for index, prompt in enumerate(prompts):
             number = repeat * len(prompts) + index
-            measured = costs[names[number % len(names)]].measured
+            measured = costs[names[number % len(names)]]
             path = None if folder is None else folder / f"{repeat}-{index}.json"
             # Sequences behind a newly decoded sequence would go on from other states.
             done = _runs_from(path, arms) if path and resuming else None
@@ -279,7 +267,8 @@ def measure_in_turns(
                     progress(number, total)  # the first takes long
                 done = decoding.decode(repeat, index, states, order, measured)
                 if path is not None:
-                    write_json(_as_json(arms, done), path)
+                    runs = msgspec.to_builtins(done._asdict(), enc_hook=float)
+                    write_json({"arms": _names(arms), **runs}, path)
             else:
                 measured.resume(done.probes)
             states = [run.state for run in done.runs]
@@ -287,7 +276,7 @@ def measure_in_turns(
             for place, run in enumerate(done.runs):
                 timings.add(place, index, run)
             for cost in costs.values():
-                cost.measured.saw((arms[at].policy, len(prompt.tokens), done.runs[at].rounds) for at in cost.arms)
+                cost.saw((arms[at].policy, len(prompt.tokens), done.runs[at].rounds) for at in cost.arms)
             progress(number + 1, total)
         if sure < repeats:
             others_s = (repeats - 1) * sum(runs[0].seconds for runs in timings.runs.values())
@@ -296,7 +285,7 @@ def measure_in_turns(
                 break
             sure, total = repeats, repeats * len(prompts)
     last = len(prompts) - 1
-    probes = {name: cost.measured.finish(prompts[last], last, missing.get(name)) for name, cost in costs.items()}
+    probes = {name: cost.finish(prompts[last], last, missing.get(name)) for name, cost in costs.items()}
     if folder is not None:
         write_json({**missing, **probes}, folder / PROBES)
     return Measurement(arms, prompts, timings, load_from(ticks))
@@ -343,35 +332,9 @@ def _names(arms: Sequence[Arm]) -> list[list[Any]]:
     return json.loads(json.dumps([[arm.name, arm.policy and arm.policy.settings] for arm in arms]))
 
 
-def _as_json(arms: Sequence[Arm], done: SequenceRuns) -> SequenceFile:
-    runs: list[RunFile] = [
-        {
-            "tokens": run.tokens,
-            "rounds": [[*astuple(round_)] for round_ in run.rounds],
-            "state": None if run.state is None else [*run.state],
-        }
-        for run in done.runs
-    ]
-    return {"arms": _names(arms), "runs": runs, "probes": done.probes, "ticks": [*done.ticks]}
-
-
 def _runs_from(path: Path, arms: Sequence[Arm]) -> SequenceRuns | None:
     """Return the runs in a file; None if there are none, or of other arms."""
     document = read_kept(path, SequenceFile)
     if document is None or document["arms"] != _names(arms):
         return None
-    runs = [
-        Decoded(
-            run["tokens"],
-            [_round(values) for values in run["rounds"]],
-            prefill_s=0.0,  # not used for anything
-            state=None if run["state"] is None else tuple(run["state"]),
-        )
-        for run in document["runs"]
-    ]
-    return SequenceRuns(runs, document["probes"], Ticks(*document["ticks"]))
-
-
-def _round(values: Sequence[Any]) -> Round:
-    fields: Any = [tuple(value) if isinstance(value, list) else value for value in values]
-    return Round(*fields)
+    return msgspec.convert([document[name] for name in SequenceRuns._fields], SequenceRuns)

@@ -21,7 +21,7 @@ import torch
 from msgspec.structs import replace
 
 from realrun.experiment.forecast import ANEW, Forecast, ForecastCosts, ForecastRow, forecast, probed, sealed_forecast
-from realrun.experiment.measuring import Costs, MeasuredCosts, Measurement, Run, measure_in_turns
+from realrun.experiment.measuring import MeasuredCosts, Measurement, Run, measure_in_turns
 from realrun.experiment.settings import Candidate, ExperimentSettings
 from realrun.experiment.timing import make_arm
 from realrun.kept_files import read_kept, read_own
@@ -377,12 +377,13 @@ class Experiment(ABC):
             for part, pair in enumerate(contender.parts.values(), start=1)
         ]
         own_arms = {name: [arm for arm, (of, _) in enumerate(policies, start=1) if of == name] for name, _, _ in parts}
-        measured: dict[tuple[str, int], Costs] = {}
+        measured: dict[tuple[str, int], MeasuredCosts] = {}
         for name, part, pair in parts:
             contender = self.contenders[name]
             own_baseline = contender.pair is self.plain
             joined = len(contender.parts) > 1  # an arm's rounds are those of several parts
-            cost = MeasuredCosts(
+            arms_of_cost = [*(baselines if own_baseline else []), *([] if joined else own_arms[name])]
+            measured[name, part] = MeasuredCosts(
                 pair,
                 holdouts[name],
                 tree_tokens=contender.tree_tokens(costs[name].cost),
@@ -391,9 +392,8 @@ class Experiment(ABC):
                 texts=math.ceil((1 if settings.minutes else settings.repeats) * len(prompts) / len(parts)),
                 own_baseline=own_baseline,
                 beside=trains[name],
+                arms=sorted(arms_of_cost),
             )
-            arms_of_cost = [*(baselines if own_baseline else []), *([] if joined else own_arms[name])]
-            measured[name, part] = Costs(cost, sorted(arms_of_cost))
         measurement = measure_in_turns(
             arms,
             {name if part == 1 else f"{name} {part}": cost for (name, part), cost in measured.items()},
@@ -408,7 +408,7 @@ class Experiment(ABC):
         profiles: dict[str, list[Profile]] = {name: [] for name in self.contenders}
         for name, part, _ in parts:
             runs = self.contenders[name].runs(part, measurement, sorted([*baselines, *own_arms[name]]))
-            profiles[name].append(measured[name, part].measured.profile(runs, measurement.repeats))
+            profiles[name].append(measured[name, part].profile(runs, measurement.repeats))
         return measurement, profiles
 
 

@@ -26,12 +26,13 @@ from realrun.experiment.settings import Candidate
 from realrun.experiment.timing import Arm, Timings, WallClock, check_repeats, turned
 from realrun.experiment.validate import choice_of, compared_row, forecasts_of, median_error, rounds_identical
 from realrun.measure.interleaving import TURN_ROUNDS, take_turns
-from realrun.measure.profile import ProfileSlices, contexts_between
+from realrun.measure.profile import contexts_between, profile_slice
 from realrun.measure.rounds import ScriptedVerifier
+from realrun.measure.stream import Stream
 from realrun.pairs.pair import Pair
 from realrun.pairs.shapes import describe, random_pair, vocabulary
 from realrun.provenance import provenance
-from specsim.cost.profile import ProfileCost
+from specsim.cost.profile import Profile, ProfileCost
 from specsim.cost.table import context_range
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
@@ -47,6 +48,7 @@ from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
 WARM_UP_ROUNDS = 8
+SLICE_SWEEPS = 10  # of a slice of the profile
 KIND, VERSION = "specsim-scripted", 1
 BASELINE = 0  # its number among the arms
 MIN_SEQUENCES = 2  # run whatever the time, since an interval needs them
@@ -149,7 +151,6 @@ class ScriptedSettings:
 
     context : tokens of random text put before every prompt, so that long contexts can be validated
     policies : default: tuned on one half of the sequences, as in `realrun.experiment.validate`, and run on the other
-    sampler : how tokens are chosen; the trace's own mode does not matter here
     minutes : of profiling and running together. Sequences are run in random order, and no sequence is
         begun that would not be done in that time; the first two are run whatever the time
     """
@@ -158,7 +159,6 @@ class ScriptedSettings:
     policies: Sequence[ChainPolicy] | None = None
     trials: int = 100
     repeats: int = 3
-    sampler: Sampler = Sampler()
     seed: int = 0
     minutes: float | None = None
 
@@ -184,35 +184,44 @@ def scripted_validation(
     """
     begun = time.monotonic() if begun is None else begun
     deadline = np.inf if settings.minutes is None else begun + 60 * settings.minutes
-    seed, repeats = settings.seed, settings.repeats
+    seed, repeats, sampler = settings.seed, settings.repeats, Sampler()  # the trace's own mode does not matter here
     vocabulary(pair)
     trace = with_prefix(trace, settings.context)  # runs take what was accepted from the trace
     for policy in settings.policies or ():
         check_replayable(trace, policy)
         if policy.carries_state:  # sequences are run in random order, and not always all of them
             raise InputError(f"policy {policy} carries its state over sequences; let it start anew with each")
-    slices = ProfileSlices(
-        pair,
-        1 + repeats,
-        lambda done, total: progress("profile", done, total),
-        contexts=contexts_between(*context_range(trace)),
-        depth=trace.depth,
-        sampler=settings.sampler,
-        seed=seed,
-    )
-    slices.measure()
+    contexts, sweeps = contexts_between(*context_range(trace)), list[Stream]()
+
+    def profile() -> tuple[Profile, float]:
+        """Measure another slice; return the profile of all slices so far, and the seconds of this one."""
+        start, before, total = time.monotonic(), len(sweeps), (1 + repeats) * SLICE_SWEEPS
+        profile = profile_slice(
+            pair,
+            sweeps,
+            SLICE_SWEEPS,
+            contexts=contexts,
+            depth=trace.depth,
+            sampler=sampler,
+            seed=seed,
+            tree_tokens=0,
+            progress=lambda done, _: progress("profile", before + done, total),
+        )
+        return profile, time.monotonic() - start
+
+    measured, slice_s = profile()
     if settings.policies is None:
         tuning, held = split_sequences(trace, seed=seed)
         train, holdout = trace.select(tuning), trace.select(held)
         chosen, _ = candidates(
-            train, slices.profile.cost, SearchSettings(trials=settings.trials, seed=seed), progress=progress
+            train, measured.cost, SearchSettings(trials=settings.trials, seed=seed), progress=progress
         )
     else:
         train, holdout = trace.select([]), trace
         chosen = [Candidate(policy, "given") for policy in settings.policies]
     script = Script(holdout)
     policies: list[Any] = [None, *(candidate.policy for candidate in chosen)]
-    arms = [scripted_arm(str(policy), policy, pair, script, settings.sampler) for policy in policies]
+    arms = [scripted_arm(str(policy), policy, pair, script, sampler) for policy in policies]
     longest = int(holdout.prompt_tokens.max())
     text = np.random.default_rng(seed).integers(1, vocabulary(pair), longest).tolist()
     timings, complete, runs = Timings(), 0, 0
@@ -227,7 +236,7 @@ def scripted_validation(
         for index in index_order:
             start = time.monotonic()
             # The sequence and the last slice of the profile need their time as well.
-            if start + longest_s + slices.longest_s > deadline and runs >= MIN_SEQUENCES:
+            if start + longest_s + slice_s > deadline and runs >= MIN_SEQUENCES:
                 break
             decodings = [
                 ScriptedDecoding(arm, holdout, index, text, seed)
@@ -239,13 +248,14 @@ def scripted_validation(
             runs, longest_s = runs + 1, max(longest_s, time.monotonic() - start)
             progress("run", runs, repeats * holdout.sequences)
         if runs > before:
-            slices.measure()
+            measured, last_s = profile()
+            slice_s = max(slice_s, last_s)
         if runs < before + holdout.sequences:
             break
         complete += 1
     done = np.array(sorted(index for arm, index in timings.runs if arm == BASELINE))
     autoregressive_s = timings.seconds(BASELINE, done.tolist())
-    rows = _rows(holdout.select(done), chosen, slices.profile.cost, timings, done.tolist(), seed)
+    rows = _rows(holdout.select(done), chosen, measured.cost, timings, done.tolist(), seed)
     forecasts = forecasts_of(rows)
     return {
         "kind": KIND,
@@ -257,7 +267,7 @@ def scripted_validation(
             "drafter": describe(pair.draft_config, pair.dtype),
         },
         "trace": {key: trace.meta.get(key) for key in ("target", "drafter", "decoding", "depth")},
-        "decoding": settings.sampler.as_dict(),
+        "decoding": sampler.as_dict(),
         "context": settings.context,
         "sequences": {"tuning": train.sequences, "holdout": holdout.sequences, "run": len(done)},
         "output_tokens": int(holdout.output_tokens[done].sum()),
@@ -274,7 +284,7 @@ def scripted_validation(
         "rows": [row.as_dict() for row in sorted(rows, key=lambda row: -row.measured)],
         "median_abs_error_percent": median_error([row.error_percent for row in rows]),
         "choice": choice_of(forecasts, autoregressive_s, 0.0).as_dict() if forecasts else None,
-        "profile": slices.profile.as_dict(),
+        "profile": measured.as_dict(),
         "provenance": provenance(pair.device, pair.number_type),
     }
 

@@ -123,7 +123,7 @@ def typical_rounds(runs: Sequence[Decoded]) -> list[Round]:
     them short: of an even number the slower of the middle two, which flatters nobody.
     """
     middle = len(runs) // 2
-    if len({tuple(run.tree_log()) for run in runs}) > 1:
+    if len({tuple(run.full_log()) for run in runs}) > 1:
         return sorted(runs, key=lambda run: run.seconds)[middle].rounds
     together = zip(*(run.rounds for run in runs), strict=True)
     return [sorted(same, key=lambda round_: round_.seconds)[middle] for same in together]
@@ -142,38 +142,6 @@ class WallClock(NamedTuple):
         return cls(speedup, beyond_floor(floor_percent, speedup.estimate, measured.estimate))
 
 
-def decode_in_turns(
-    arms: Sequence[Arm],
-    prompts: Sequence[Prompt],
-    trace: Trace,
-    timings: Timings,
-    *,
-    seed: int,
-    order: np.random.Generator,
-    turn_rounds: int = TURN_ROUNDS,
-) -> None:
-    """One repeat: every sequence by all arms at once.
-
-    A policy's state goes on from sequence to sequence where it is carried, and starts anew with every call. The first
-    round of a turn finds the caches full of what others computed, and takes longer for it. So turns end elsewhere in
-    every repeat: what one repeat met at a turn's beginning the next meets later in it.
-
-    Parameters
-    ----------
-    prompts : of the trace's sequences, whose budgets and numbers they take
-    timings : where the runs are added
-    """
-    states: list[Any] = [None] * len(arms)
-    for index, prompt in enumerate(prompts):
-        shift = len(timings.runs[0, index]) % turn_rounds  # by the repeats so far
-        runs = decode_sequence(
-            arms, prompt, trace, index, states, seed=seed, order=order, turn_rounds=turn_rounds, shift=shift
-        )
-        for arm, run in enumerate(runs):
-            timings.add(arm, index, run)
-        states = [run.state for run in runs]
-
-
 def decode_sequence(
     arms: Sequence[Arm],
     prompt: Prompt,
@@ -189,6 +157,10 @@ def decode_sequence(
 ) -> list[Decoded]:
     """Decode the trace's sequence of this index by all arms at once; policies start from these states.
 
+    The first round of a turn finds the caches full of what others computed, and takes longer for it. So turns should
+    end elsewhere in every repeat: what one repeat met at a turn's beginning the next meets later in it.
+
+    shift : rounds by which the first turns are shorter
     beside : what else takes turns on it, such as probes of costs
     """
     budget, number = int(trace.budget_tokens[index]), int(trace.sequence_id[index])

@@ -25,7 +25,6 @@ NUM_CONTEXTS = 4  # of a range
 PRECISION, LIMIT_S = 0.01, 120.0
 LEAST_SWEEPS = 5  # before an interval is believed
 FULL_EVERY = 5  # sweeps: then precise times are measured, too; odd, because draft caches lag in every other sweep
-SLICE_SWEEPS = 10  # of a slice
 TREE_TOKENS = 65  # largest tree that is profiled, the pending token included
 
 
@@ -134,35 +133,6 @@ def profile_slice(
         sweeps.run()
         progress(number, count)
     return sweeps.profile(load=load_from([load()])._asdict())  # of the last slice
-
-
-class ProfileSlices:
-    """Cost profile of chains, measured in slices between the repeats of a job, so that both see the same drift.
-
-    profile : of all slices so far; longest_s : seconds of the longest slice
-
-    Parameters
-    ----------
-    slices : number of slices to come; progress : called with sweeps; settings : those of `Sweeps`
-    """
-
-    def __init__(self, pair: Pair, slices: int, progress: Counter, **settings: Any):
-        self.pair, self.slices, self.progress, self.settings = pair, slices, progress, settings
-        self.sweeps = list[Stream]()
-        self.longest_s = 0.0
-
-    def measure(self) -> None:
-        """Measure another slice."""
-        start_s, before, total = time.monotonic(), len(self.sweeps), self.slices * SLICE_SWEEPS
-        self.profile = profile_slice(
-            self.pair,
-            self.sweeps,
-            SLICE_SWEEPS,
-            tree_tokens=0,
-            progress=lambda done, _: self.progress(before + done, total),
-            **self.settings,
-        )
-        self.longest_s = max(self.longest_s, time.monotonic() - start_s)
 
 
 def contexts_between(low: int, high: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,7 @@ def recorded_trace(
     *,
     overwrite: bool = False,
     sequences: Ints | None = None,
+    texts: Mapping[int, Sequence[int]] | None = None,
     together: int = 1,
 ) -> Trace:
     """Read the trace in the folder if it was recorded with these settings, else record it.
@@ -113,7 +114,7 @@ def recorded_trace(
 
     sequences : numbers of the prompts to read or record now; a later call for all records the others and writes the
         folder
-    together : prompts to decode at once, as of `realrun.record`
+    texts, together : as of `realrun.record`
     """
     wanted = recording_identity(pair, prompts, settings)
     if folder.exists() and not overwrite:
@@ -128,8 +129,8 @@ def recorded_trace(
     partial = Partial(folder, wanted)
     try:
         if sequences is not None:
-            return record(pair, prompts, settings, progress, partial, sequences.tolist(), together=together)
-        trace = record(pair, prompts, settings, progress, partial, together=together)
+            return record(pair, prompts, settings, progress, partial, sequences.tolist(), texts, together)
+        trace = record(pair, prompts, settings, progress, partial, texts=texts, together=together)
         write_trace(trace, folder, overwrite=overwrite)
     except KeyboardInterrupt:
         raise Interrupted(

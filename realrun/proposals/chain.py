@@ -40,25 +40,28 @@ MAX_RANK = np.iinfo(np.int16).max
 
 
 @torch.inference_mode()
-def branch_columns(lm: CachedLM, request: RecordRequest) -> Columns:
+def branch_columns(lm: CachedLM, request: RecordRequest, target: CachedLM | None = None) -> Columns:
     """Record what a draft model proposes at every position; a `Recorder` once lm is given.
 
     A teacher-forced pass gives every first token. Then, step by step, a branch per position grows by a token:
     all branches share the prefix's cache, and a mask lets a branch see the prefix up to its position and its own
     earlier tokens.
+
+    target : as of `proposals_of`
     """
     output, first, depth = request.output, len(request.prompt), request.depth
-    proposals = Proposals(request, int(lm.model.config.vocab_size))
+    proposals = proposals_of(request, int(lm.model.config.vocab_size), target)
     lm.reset()
     lm.keep_hidden = request.scorer is not None
-    logits = lm.forward([*request.prompt, *output[:-1]])[first - 1 :]
-    along = along_text(logits, output, request.sampler, request.sequence)
-    tokens = proposals.take(logits, lm.hidden, 0, 0)
+    on_text = lm.forward([*request.prompt, *output[:-1]])[first - 1 :]
+    hidden_on_text = None if lm.hidden is None else lm.hidden[first - 1 :]
+    along = along_text(on_text, output, request.sampler, request.sequence)
     prefix, branches = lm.length, 1 if lm.recurrent else CHUNK
     for begin in range(0, len(output), branches):
         lm.fork([*request.prompt, *output[:begin]])
-        rows = torch.arange(begin, min(begin + branches, len(output)), device=logits.device)
-        branch = tokens[rows]
+        rows = torch.arange(begin, min(begin + branches, len(output)), device=on_text.device)
+        logits, hidden = on_text[rows], None if hidden_on_text is None else hidden_on_text[rows]
+        branch = proposals.take(logits, hidden, begin, 0)
         for step in range(1, depth):
             logits = branch_pass(lm, branch, rows + first, prefix, step)
             branch = proposals.take(logits, lm.hidden, begin, step)
@@ -116,6 +119,47 @@ class Proposals:
         noise, first = Noise(self.request.sampler, self.request.sequence), len(self.request.prompt)
         drafted = (self.siblings, self.sibling_probs, self.request.tree.nodes)
         return tree_columns(grown_trees(lm, noise, first, *drafted, pending))
+
+
+class DrawnProposals(Proposals):
+    """Proposals in rejection mode, drawn together with the output.
+
+    While a branch is accepted it is the output, so that a single pass of the target over that will do.
+    """
+
+    def __init__(self, request: RecordRequest, vocabulary: int, target: CachedLM):
+        assert request.tree is None, "RecordSettings refuses it"
+        super().__init__(request, vocabulary)
+        target.reset()
+        self.judged = target.forward([*request.prompt, *request.output[:-1]])[len(request.prompt) - 1 :]
+        self.truth = torch.tensor(request.output, device=self.judged.device)
+
+    def take(self, logits: torch.Tensor, hidden: torch.Tensor | None, begin: int, step: int) -> torch.Tensor:
+        sampler, total = self.request.sampler, len(self.truth)
+        rows = torch.arange(begin, begin + len(logits), device=logits.device)
+        if step == 0:
+            self.following = torch.ones(len(rows), dtype=torch.bool, device=logits.device)
+        at = (rows + step).clamp(max=total - 1)
+        draft_probs, target_probs, true_token = sampler.probs(logits), sampler.probs(self.judged[at]), self.truth[at]
+        self.following &= rows + step < total
+        place = RoundContext(sampler, self.request.sequence, begin)
+        tokens = drafted_with(draft_probs, target_probs, true_token, self.following, place, step + 1)
+        self.following &= tokens == true_token
+        drafted = with_top10(describe(draft_probs, tokens), sampler, logits)
+        self.statistics[begin : begin + len(rows), step] = drafted.cpu()
+        self.take_scores(None if hidden is None else hidden[-len(rows) :], begin, step)
+        return tokens
+
+
+def proposals_of(request: RecordRequest, vocabulary: int, target: CachedLM | None) -> Proposals:
+    """Make the proposals of a request, to be filled in.
+
+    target : judges them in rejection mode, and is not needed in others
+    """
+    if request.sampler.mode != "rejection":
+        return Proposals(request, vocabulary)
+    assert target is not None
+    return DrawnProposals(request, vocabulary, target)
 
 
 def tree_columns(trees: Trees) -> Columns:
@@ -222,50 +266,6 @@ def columns_of(
         "entropy_nats": statistics[:, :, 3].astype(np.float32),
         "top10_confidence": statistics[:, :, 4].astype(np.float32),
     }
-
-
-@torch.inference_mode()
-def rejection_columns(drafter: CachedLM, target: CachedLM, request: RecordRequest) -> Columns:
-    """Record what a draft model proposes at every position; a `Recorder` once the models are given.
-
-    Trees are not recorded in this mode. Both models run over the output once, and the drafter then, step by step, over
-    a branch per position. While a branch is accepted it is the output, so that the target's pass over that will do.
-    """
-    assert request.tree is None, "RecordSettings refuses it"
-    output, sampler, sequence, depth = request.output, request.sampler, request.sequence, request.depth
-    total, first = len(output), len(request.prompt)
-    proposals = Proposals(request, int(drafter.model.config.vocab_size))
-    drafter.reset()
-    target.reset()
-    drafter.keep_hidden = request.scorer is not None
-    on_path, judged = (lm.forward([*request.prompt, *output[:-1]])[first - 1 :] for lm in (drafter, target))
-    hidden = None if drafter.hidden is None else drafter.hidden[first - 1 :]
-    truth = torch.tensor(output, device=on_path.device)
-    along = along_text(on_path, output, sampler, sequence)
-    prefix, branches = drafter.length, 1 if drafter.recurrent else CHUNK
-    for begin in range(0, total, branches):
-        drafter.fork([*request.prompt, *output[:begin]])
-        end = min(begin + branches, total)
-        rows = torch.arange(begin, end, device=truth.device)
-        logits = on_path[begin:end]
-        states = None if hidden is None else hidden[begin:end]
-        following = torch.ones(end - begin, dtype=torch.bool, device=truth.device)
-        for step in range(depth):
-            at = (rows + step).clamp(max=total - 1)
-            draft_probs, target_probs, true_token = sampler.probs(logits), sampler.probs(judged[at]), truth[at]
-            following &= rows + step < total
-            place = RoundContext(sampler, sequence, begin)
-            tokens = drafted_with(draft_probs, target_probs, true_token, following, place, step + 1)
-            described = with_top10(describe(draft_probs, tokens), sampler, logits)
-            proposals.statistics[begin:end, step] = described.cpu()
-            proposals.take_scores(states, begin, step)
-            if step + 1 == depth:
-                break
-            following &= tokens == true_token
-            logits = branch_pass(drafter, tokens, rows + first, prefix, step + 1)
-            states = drafter.hidden
-        drafter.drop_rows((depth - 1) * len(rows))
-    return proposals.columns() | repeated_columns(along, request)
 
 
 def drafted_with(

@@ -7,16 +7,14 @@ every node of a depth. DSpark's logits depend also on the token before, which ad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from realrun.lm.cached import CachedLM
-from realrun.proposals.chain import AlongText, Proposals, along_text, rejection_columns, text_columns, tree_columns
+from realrun.proposals.chain import AlongText, along_text, proposals_of, text_columns, tree_columns
 from realrun.proposals.recorder import Columns, RecordRequest
 from realrun.proposals.trees import CHUNK_NODES, Trees, best_trees, joined_trees
 from specsim.io.arrays import Array
@@ -50,7 +48,7 @@ def positionwise_columns(target: PreTrainedModel, proposed: Positionwise, reques
     (`realrun.proposals.chain`), and there are no trees.
     """
     output, sampler, depth = request.output, request.sampler, request.depth
-    proposals = Proposals(request, int(target.config.vocab_size))
+    proposals = proposals_of(request, int(target.config.vocab_size), CachedLM(target))
     along = AlongText(np.zeros((len(output), depth), np.int64), np.zeros((len(output), depth)))
     chained = getattr(proposed, "chained", False)  # your own proposals may leave it out
     text = torch.tensor([request.prompt[-1], *output], device=target.device)
@@ -64,12 +62,8 @@ def positionwise_columns(target: PreTrainedModel, proposed: Positionwise, reques
                 logits = plain[:count] + proposed.bias(hidden[:count], text[step : step + count])
             ahead = along_text(logits[: len(output) - step], output[step:], sampler, request.sequence, step)
             along.rank[: len(ahead.rank), step], along.prob[: len(ahead.prob), step] = ahead
-        if sampler.mode != "rejection":
-            logits = plain + proposed.bias(hidden, drafted) if chained else plain
-            drafted = proposals.take(logits, hidden, 0, step)
-    if sampler.mode == "rejection":
-        drafter = BesideTarget(target, proposed, len(request.prompt) - 1)
-        return rejection_columns(drafter, CachedLM(target), request) | text_columns(along, request)
+        logits = plain + proposed.bias(hidden, drafted) if chained else plain
+        drafted = proposals.take(logits, hidden, 0, step)
     columns = proposals.columns() | text_columns(along, request)
     assert request.tree is None or not chained, "siblings depend on the token before them"
     if request.tree is None:
@@ -89,34 +83,3 @@ def level_trees(tokens: Array, probs: Array, nodes: int) -> Trees:
 
         parts.append(best_trees(*chunk, nodes, expand))
     return joined_trees(parts)
-
-
-class BesideTarget(CachedLM):
-    """Stands in for a draft model in `rejection_columns`: branches get what is proposed at their position.
-
-    before : tokens that are fed before the first token after which something is proposed
-    """
-
-    def __init__(self, target: PreTrainedModel, proposed: Positionwise, before: int):
-        super().__init__(target)
-        self.proposed, self.before = proposed, before
-
-    def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
-        # The rows before are never read.
-        return self._propose(0, F.pad(self.proposed.states(0), (0, 0, self.before, 0)), torch.tensor(tokens))
-
-    def run_model(self, **inputs: Any) -> torch.Tensor:
-        """Return the logits at this step of the branches; the branches' tokens matter only if chained."""
-        step = (inputs["attention_mask"].shape[-1] - self.length) // inputs["input_ids"].shape[-1]
-        states = self.proposed.states(step)[inputs["position_ids"][0] - step - self.before]
-        return self._propose(step, states, inputs["input_ids"][0])
-
-    def drop_rows(self, count: int) -> None:
-        """Do nothing: there is no cache."""
-
-    def _propose(self, step: int, states: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        self.hidden = states
-        logits = self.proposed.logits(step, states)
-        if not getattr(self.proposed, "chained", False):
-            return logits
-        return logits + self.proposed.bias(states, previous.to(self.device))

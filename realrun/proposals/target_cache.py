@@ -10,27 +10,14 @@ drawn together with the output (`realrun.proposals.chain`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
-
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
 from realrun.lm.split_target import SplitTarget
-from realrun.proposals.chain import CHUNK, AlongText, Proposals, along_text, rejection_columns, text_columns
-from realrun.proposals.recorder import Columns, Recorder, RecordRequest
+from realrun.proposals.chain import CHUNK, AlongText, along_text, proposals_of, text_columns
+from realrun.proposals.recorder import Columns, RecordRequest
 from realrun.proposals.trees import CHUNK_NODES
-from specsim.io.arrays import Ints
-
-
-def target_cache_recorder(target: SplitTarget, lm: CachedLM, sampler: Sampler) -> Recorder:
-    """Make the recorder of this drafter, for this sampling mode."""
-    columns = target_cache_rejection_columns if sampler.mode == "rejection" else target_cache_columns
-    return partial(columns, target, lm)
 
 
 @torch.inference_mode()
@@ -44,7 +31,7 @@ def target_cache_columns(target: SplitTarget, lm: CachedLM, request: RecordReque
     """
     prompt, output = request.prompt, request.output
     total, first = len(output), len(prompt)
-    proposals = Proposals(request, int(lm.model.config.vocab_size))
+    proposals = proposals_of(request, int(lm.model.config.vocab_size), CachedLM(target.model))
     for each in (target, lm):
         each.reset()
         each.prefill([*prompt, *output[:-1]])
@@ -61,52 +48,6 @@ def target_cache_columns(target: SplitTarget, lm: CachedLM, request: RecordReque
         lm.truncate(lm.length)
     columns = proposals.columns() | proposals.grown_tree_columns(lm, pending)
     return columns | true_path_columns(lm, request) if ranks else columns
-
-
-@torch.inference_mode()
-def target_cache_rejection_columns(target: SplitTarget, lm: CachedLM, request: RecordRequest) -> Columns:
-    """Record what the drafter proposes at every position in rejection mode; see `target_cache_columns`."""
-    columns = rejection_columns(BranchesOverTarget(target, lm, request), CachedLM(target.model), request)
-    return columns | true_path_columns(lm, request)
-
-
-class BranchesOverTarget(CachedLM):
-    """Stands in for a draft model in `rejection_columns`: branches begin with the pending token of their position."""
-
-    def __init__(self, target: SplitTarget, lm: CachedLM, request: RecordRequest):
-        super().__init__(lm.model)
-        self.target, self.lm, self.before = target, lm, len(request.prompt) - 1
-
-    def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
-        for each in (self.target, self.lm):
-            each.reset()
-            each.prefill(tokens)
-        self.text = np.array(tokens)
-        logits = self._append_branches(self.text[self.before :], np.arange(self.before, len(tokens)), 1)
-        self.drop_rows(0)
-        # The rows before are never read.
-        self.hidden = None if self.hidden is None else F.pad(self.hidden, (0, 0, self.before, 0))
-        return F.pad(logits, (0, 0, self.before, 0))
-
-    def run_model(self, **inputs: Any) -> torch.Tensor:
-        """Append the branches' next tokens, and pending tokens ahead of the first: logits [n, V]."""
-        tokens, positions = (inputs[name][0].cpu().numpy() for name in ("input_ids", "position_ids"))
-        if not self.lm.nodes:
-            self._append_branches(self.text[positions - 1], positions - 1, 1)
-        return self._append_branches(tokens, positions, self.lm.nodes // len(tokens) + 1)
-
-    def drop_rows(self, count: int) -> None:
-        """Drop all branches."""
-        self.lm.truncate(self.lm.length)
-
-    def _append_branches(self, tokens: Ints, positions: Ints, rows: int) -> torch.Tensor:
-        """Append a row to each branch, which has this many then; logits [n, V]."""
-        prefix = np.arange(self.lm.length) < (positions - rows + 1)[:, None]
-        seen = np.hstack([prefix, *[np.eye(len(tokens), dtype=np.bool_)] * rows])
-        self.lm.keep_hidden = self.keep_hidden
-        logits = self.lm.append_rows(tokens.tolist(), positions.tolist(), torch.from_numpy(seen))
-        self.hidden = self.lm.hidden if self.keep_hidden else None
-        return logits
 
 
 def true_path_columns(lm: CachedLM, request: RecordRequest) -> Columns:

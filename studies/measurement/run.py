@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from realrun.decode.sampling import Sampler
-from realrun.experiment.timing import Arm, Timings, decode_in_turns, make_arm, warm_up
+from realrun.experiment.timing import Arm, Timings, decode_sequence, make_arm, warm_up
 from realrun.measure.interleaving import TURN_ROUNDS
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import load_pair
@@ -95,17 +95,16 @@ def measure(config: Config, progress: Progress) -> Document:
     for load in config["loads"]:
         timings = {turn: Timings() for turn in config["turns"]}
         with load_of(load, config):
-            for _ in range(config["repeats"]):
+            for repeat in range(config["repeats"]):
                 for turn in order.permutation(config["turns"]).tolist():
-                    decode_in_turns(
-                        arms,
-                        prompts,
-                        trace,
-                        timings[turn],
-                        seed=config["seed"],
-                        order=order,
-                        turn_rounds=turn or WHOLE,
-                    )
+                    length = turn or WHOLE
+                    for index, prompt in enumerate(prompts):
+                        decoded = decode_sequence(
+                            arms, prompt, trace, index, [None] * len(arms),
+                            seed=config["seed"], order=order, turn_rounds=length, shift=repeat % length,
+                        )  # fmt: skip
+                        for arm, run in enumerate(decoded):
+                            timings[turn].add(arm, index, run)
                     done += 1
                     progress(load, done, steps)
         seconds[load] = {

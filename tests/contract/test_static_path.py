@@ -212,7 +212,7 @@ def runs_of(kind: str, kernels: str, sampler: Sampler, policies: list[Policy], d
             for policy in policies
             for number, prompt in enumerate(prompts_of(kind)[:2])
         ]
-    return [(run.tokens, run.tree_log()) for run in runs]
+    return [(run.tokens, run.full_log()) for run in runs]
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -404,5 +404,5 @@ def test_drafts_reach_the_end_of_the_models_positions(kind: str) -> None:
     for kernels in ("auto", "reference"):
         with use_kernels(kernels):
             decoder = Decoder(*pair.make_drafter(), (), Sampler())
-            runs += [[(run.tokens, run.tree_log()) for run in (decoder.decode(prompt, 12, p) for p in (FIXED, *TREES))]]
+            runs += [[(run.tokens, run.full_log()) for run in (decoder.decode(prompt, 12, p) for p in (FIXED, *TREES))]]
     assert runs[0] == runs[1]

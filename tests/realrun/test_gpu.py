@@ -187,7 +187,7 @@ def test_trees_in_bfloat16_are_the_same_with_and_without_graphs(drafter: str) ->
                 lm.recorded.graphs = None
         for number, prompt in enumerate(lab_prompts(pair.tokenizer, 2)):
             decoded = decoder.decode(prompt.tokens, NEW_TOKENS, policy, sequence=number)
-            runs.append((decoded.tokens, decoded.tree_log()))
+            runs.append((decoded.tokens, decoded.full_log()))
     half = len(runs) // 2
     assert runs[:half] == runs[half:]
 

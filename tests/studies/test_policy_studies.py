@@ -22,6 +22,7 @@ from specsim.cost.model import ConstantCost
 from specsim.cost.profile import ProfileCost
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.priced import PricedTrace
+from studies import common
 from studies.adaedl import run
 from studies.adaedl.run import Signals
 from studies.common import smollm2_costs
@@ -37,6 +38,14 @@ def signals(acceptance: Any = None, prompts: int = 20, each: int = 30) -> Signal
     entropy = rng.uniform(0, 4, prompts * each)
     accepted = rng.uniform(0, 1, prompts * each) if acceptance is None else acceptance(entropy)
     return Signals(np.repeat(np.arange(prompts), each), entropy, rng.uniform(0, 1, prompts * each), accepted)
+
+
+def test_both_kinds_of_drafts_are_recorded_along_the_same_texts(tmp_path: Path) -> None:
+    config = {"depth": 2, "max_new_tokens": 6, "prompts": 3, "every": 2, "seed": 0}
+    traces = common.recorded(tmp_path, load_pair(), {"temperature": 0.8}, config, lambda what, done, total: None)
+    greedy, sampled = traces["greedy-draft"], traces["rejection"]
+    assert greedy.token.tolist() == sampled.token.tolist() and greedy.sequence_id.tolist() == [0, 2]
+    assert sampled.meta["decoding"]["mode"] == "rejection"
 
 
 def test_gamma_is_found_again_where_the_score_is_the_acceptance() -> None:

@@ -76,7 +76,10 @@ def board_of(folder: Path) -> Any:
     runs = [
         (
             path.name,
-            [(run["tokens"], [round_[:5] for round_ in run["rounds"]]) for run in json.loads(path.read_text())["runs"]],
+            [
+                (run["tokens"], [[*round_.values()][:5] for round_ in run["rounds"]])
+                for run in json.loads(path.read_text())["runs"]
+            ],
         )
         for path in files_of(folder / "decoded", "*-*.json")
     ]

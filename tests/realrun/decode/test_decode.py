@@ -234,7 +234,7 @@ def test_the_output_is_the_targets_own_and_replay_repeats_every_round(
         plain = plain_output(prompt.tokens, TOKENS, sampler, index)
         assert decoded.tokens == plain[: min([plain.index(token) + 1 for token in eos if token in plain] or [TOKENS])]
         check_counts(decoded, policy, eos)
-        log += [(index, *r) for r in decoded.tree_log()]
+        log += [(index, *r[:5]) for r in decoded.full_log()]
         state = decoded.state
     assert replayed.rounds is not None and replayed.rounds.rows() == log
     assert replayed.truncated is None or not replayed.truncated.any()
@@ -335,7 +335,7 @@ def test_round_by_round_gives_what_decode_gives(kind: str, policy: Policy | None
             assert round_.t == before < decoding.position <= 23
             assert len(draft.tokens) == round_.verified and tuple(draft.step_s) == round_.step_s
             assert decoding.result.tokens == whole.tokens[: decoding.position]
-        assert decoding.result.tokens == whole.tokens and decoding.result.tree_log() == whole.tree_log()
+        assert decoding.result.tokens == whole.tokens and decoding.result.full_log() == whole.full_log()
         assert decoding.result.state == whole.state and decoding.result.prefill_s > 0
 
 
@@ -379,7 +379,7 @@ def test_the_readme_policy_decodes_as_it_replays(tmp_path: Path) -> None:
     for index, prompt in enumerate(prompts):
         decoded = decoder.decode(prompt.tokens, 24, policy, sequence=int(trace.sequence_id[index]))
         expected = [row[1:] for row in replayed.rounds.rows() if row[0] == index]
-        assert decoded.tree_log() == expected
+        assert [row[:5] for row in decoded.full_log()] == expected
         lengths |= {drafted for _, drafted, *_ in expected}
     assert len(lengths) > 2, "the policy decides, not its limit"
 

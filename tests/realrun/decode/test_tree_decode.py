@@ -87,9 +87,9 @@ def test_drafted_nodes_are_what_plain_passes_say(sampler: Sampler, policy: TreeP
 
 def test_nothing_drafted_makes_plain_rounds() -> None:
     (prompt,) = random_prompts(1, seed=2)
-    assert decoder(Sampler()).decode(prompt, 9, Wide(0)).tree_log() == [(t, 0, 0, 0, 0) for t in range(9)]
-    log = decoder(Sampler()).decode(prompt, 9, KeepNone(2)).tree_log()
-    assert [(r[0], *r[2:]) for r in log] == [(t, 0, 0, 0) for t in range(9)]
+    assert decoder(Sampler()).decode(prompt, 9, Wide(0)).full_log() == [(t, 0, 0, 0, 0, 0) for t in range(9)]
+    log = decoder(Sampler()).decode(prompt, 9, KeepNone(2)).full_log()
+    assert [(r[0], *r[2:]) for r in log] == [(t, 0, 0, 0, 0) for t in range(9)]
     assert [r[1] for r in log] == [14, 14, 14, 14, 14, 14, 6, 2, 0]  # no deeper than what is left
 
 
@@ -147,7 +147,7 @@ def test_a_tree_of_width_one_is_a_chain() -> None:
         for sequence, prompt in enumerate(random_prompts(2, seed=11)):
             loop = decoder(sampler)
             on_chain, on_tree = (loop.decode(prompt, 30, policy, sequence=sequence) for policy in (chain, tree))
-            assert on_chain.tokens == on_tree.tokens and on_chain.tree_log() == on_tree.tree_log()
+            assert on_chain.tokens == on_tree.tokens and on_chain.full_log() == on_tree.full_log()
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.7])

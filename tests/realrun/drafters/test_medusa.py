@@ -151,7 +151,7 @@ def test_candidates_are_sought_in_one_row_of_a_level(
     monkeypatch.setattr(MedusaLM, "_logits", lambda self, rows, plain=MedusaLM._logits: plain(self, rows).contiguous())
     separate = decoded(pair, policy, sampler)
     assert max(counted) > 3
-    assert [run.tree_log() for run in separate] == [run.tree_log() for run in shared]
+    assert [run.full_log() for run in separate] == [run.full_log() for run in shared]
     assert [run.tokens for run in separate] == [run.tokens for run in shared]
 
 

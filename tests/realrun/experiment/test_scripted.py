@@ -29,7 +29,6 @@ from realrun.experiment.scripted import (
 from realrun.experiment.validate import rounds_identical
 from realrun.lm.kernels import use_kernels
 from realrun.lm.static.llama import StaticLlama
-from realrun.measure import profile as profiling
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.shapes import random_pair
@@ -70,7 +69,7 @@ def pair(target: str = "llama-3.1-8b", draft: str = "llama-3.2-1b") -> Pair:
 
 @pytest.fixture(autouse=True)
 def _short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "SLICE_SWEEPS", 2)
+    monkeypatch.setattr(scripted, "SLICE_SWEEPS", 2)
 
 
 def runs_of(

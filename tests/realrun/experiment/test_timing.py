@@ -24,7 +24,6 @@ from realrun.experiment.timing import (
     Timings,
     WallClock,
     check_repeats,
-    decode_in_turns,
     decode_sequence,
     make_arm,
     turned,
@@ -195,6 +194,21 @@ POLICIES = {
 SAMPLER = Sampler("gumbel", 0.8, seed=4)
 
 
+def decode_in_turns(
+    arms: list[Arm], prompts: list[Prompt], trace: Trace, timings: Timings, turn_rounds: int = 2
+) -> None:
+    """Another repeat of all sequences, in turns that end elsewhere in every repeat."""
+    states: list[Any] = [None] * len(arms)
+    order, shift = np.random.default_rng(2), len(timings.runs[0, 0]) % turn_rounds
+    for index, prompt in enumerate(prompts):
+        runs = decode_sequence(
+            arms, prompt, trace, index, states, seed=5, order=order, turn_rounds=turn_rounds, shift=shift
+        )
+        states = [run.state for run in runs]
+        for arm, run in enumerate(runs):
+            timings.add(arm, index, run)
+
+
 def arms_over(pair: Pair) -> list[Arm]:
     policies = [None, *(make_policy(name, settings) for name, settings in POLICIES.values()), None]
     return [make_arm(str(number), policy, pair, SAMPLER) for number, policy in enumerate(policies)]
@@ -206,17 +220,17 @@ def test_no_arm_notices_the_others(kind: str, turn_rounds: int) -> None:
     """All at once over one pair, in turns by round, they do what each does alone: the same tokens, the same rounds."""
     pair, prompts = pair_of(kind), tiny_prompts(3)
     trace = record(pair, prompts, RecordSettings(4, 20, SAMPLER))
-    arms, timings, order = arms_over(pair), Timings(), np.random.default_rng(2)
+    arms, timings = arms_over(pair), Timings()
     warm_up(arms, prompts, trace)
     for now in (arms, turned(arms)):  # states that are carried start anew with each repeat
-        decode_in_turns(now, prompts, trace, timings, seed=5, order=order, turn_rounds=turn_rounds)
+        decode_in_turns(now, prompts, trace, timings, turn_rounds)
     for number, arm in enumerate(arms_over(pair)):
         state: Any = None
         for index, prompt in enumerate(prompts):
             alone = arm.decoder.decode(prompt.tokens, 20, arm.policy, sequence=index, seed=5, state=state)
             state = alone.state
             for run in timings.runs[number, index]:
-                assert run.tokens == alone.tokens and run.tree_log() == alone.tree_log(), (kind, arm.policy)
+                assert run.tokens == alone.tokens and run.full_log() == alone.full_log(), (kind, arm.policy)
                 assert run.state == alone.state
                 assert [(round_.fed, round_.asked, round_.level_nodes) for round_ in run.rounds] == [
                     (round_.fed, round_.asked, round_.level_nodes) for round_ in alone.rounds
@@ -243,10 +257,10 @@ def test_a_measurement_gives_every_arm_both_decoders(monkeypatch: pytest.MonkeyP
         return decode_sequence(now, *args, **options)
 
     monkeypatch.setattr(measuring, "decode_sequence", noted)
-    costs = MeasuredCosts(pair, trace, tree_tokens=0, sampler=SAMPLER, seed=0, texts=8)
+    costs = MeasuredCosts(pair, trace, tree_tokens=0, sampler=SAMPLER, seed=0, texts=8, arms=[0, 1])
     reports: list[tuple[int, int]] = []
     measuring.measure_in_turns(
-        arms, {"": measuring.Costs(costs, [0, 1])}, prompts, trace, None, repeats=2, seed=0,
+        arms, {"": costs}, prompts, trace, None, repeats=2, seed=0,
         progress=lambda done, total: reports.append((done, total)),
     )  # fmt: skip
     assert used == [True, False, True, False, False, True, False, True]
@@ -263,10 +277,10 @@ def test_within_minutes_more_repeats_follow_where_noise_asks_and_time_allows(
     pair, prompts = tiny_pair(), tiny_prompts(2)
     trace = record(pair, prompts, RecordSettings(4, 8, SAMPLER))
     arms = [make_arm("plain", None, pair, SAMPLER), make_arm("null", None, pair, SAMPLER)]
-    costs = MeasuredCosts(pair, trace, tree_tokens=0, sampler=SAMPLER, seed=0, texts=8)
+    costs = MeasuredCosts(pair, trace, tree_tokens=0, sampler=SAMPLER, seed=0, texts=8, arms=[0, 1])
     reports: list[tuple[int, int]] = []
     made = measuring.measure_in_turns(
-        arms, {"": measuring.Costs(costs, [0, 1])}, prompts, trace, None, repeats=3, seed=0, more_until_s=more_until_s,
+        arms, {"": costs}, prompts, trace, None, repeats=3, seed=0, more_until_s=more_until_s,
         progress=lambda done, total: reports.append((done, total)),
     )  # fmt: skip
     assert made.repeats == repeats and {len(runs) for runs in made.timings.runs.values()} == {repeats}
@@ -328,7 +342,7 @@ def test_what_begins_a_turn_in_one_repeat_does_not_in_the_next(monkeypatch: pyte
     advance = Decoding.advance
     monkeypatch.setattr(Decoding, "advance", noted)
     for _ in range(3):
-        decode_in_turns(arms, prompts, trace, timings, seed=0, order=np.random.default_rng(0))
+        decode_in_turns(arms, prompts, trace, timings)
         before.clear()
     assert sorted(set(begun[0])) == sorted(set(begun[2])) == [0, 2, 4, 6]
     assert sorted(set(begun[1])) == [0, 1, 3, 5]
@@ -339,7 +353,7 @@ def test_a_repeat_is_of_the_traces_sequences_and_budgets() -> None:
     trace = record(pair, prompts, RecordSettings(4, 12, SAMPLER)).select([3, 1])
     timings = Timings()
     arms = [make_arm("plain", None, pair, SAMPLER), make_arm("k", make_policy("fixed_k", {"k": 2}), pair, SAMPLER)]
-    decode_in_turns(arms, [prompts[3], prompts[1]], trace, timings, seed=0, order=np.random.default_rng(0))
+    decode_in_turns(arms, [prompts[3], prompts[1]], trace, timings)
     for index in range(2):
         recorded = trace.token[trace.offsets[index] : trace.offsets[index + 1]].tolist()
         assert timings.runs[0, index][0].tokens == timings.runs[1, index][0].tokens == recorded

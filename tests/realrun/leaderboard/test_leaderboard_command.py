@@ -8,7 +8,7 @@ import json
 import math
 import shutil
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ import realrun.experiment.pipeline as pipeline_module
 import realrun.leaderboard.job as costs_module
 import realrun.measure.sweeps as probes_module
 from realrun.cli.board import print_board
-from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
 from realrun.drafters.registry import DRAFTERS
@@ -405,8 +404,7 @@ def decoded_runs(out: Path, repeat: int) -> dict[str, list[dict[str, Any]]]:
 
 def seconds_and_tokens(out: Path, arm: str) -> tuple[Any, Any]:
     """Of an arm's sequences: seconds, each round at the median of three repeats, and output tokens."""
-    names = [field.name for field in fields(Round)]
-    parts = [names.index(f"{part}_s") for part in ("draft", "policy", "verify", "other")]
+    parts = [f"{part}_s" for part in ("draft", "policy", "verify", "other")]
     repeats = [decoded_runs(out, repeat)[arm] for repeat in range(3)]
     seconds = [
         sum(np.median([[sum(round_[part] for part in parts) for round_ in run["rounds"]] for run in same], axis=0))
@@ -514,7 +512,7 @@ def test_a_job_that_was_stopped_in_a_repeat_ends_as_one_that_was_not(
 def rounds_done(decoded: dict[str, list[dict[str, Any]]]) -> Any:
     """What a repeat did, without its seconds: t, drafted, accepted, verified and last of every round, and the text."""
     return {
-        label: [(run["tokens"], [round_[:5] for round_ in run["rounds"]]) for run in runs]
+        label: [(run["tokens"], [[*round_.values()][:5] for round_ in run["rounds"]]) for run in runs]
         for label, runs in decoded.items()
     }
 

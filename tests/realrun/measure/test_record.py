@@ -31,7 +31,7 @@ from realrun.measure.record import RecordSettings, elapsed_ratio, record
 from realrun.measure.reuse import recorded_trace
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.proposals.chain import along_text, branch_columns, drafted_with, rejection_columns
+from realrun.proposals.chain import along_text, branch_columns, drafted_with
 from realrun.proposals.recorder import Columns, RecordRequest
 from specsim.cost.model import ConstantCost
 from specsim.io.errors import InputError, Interrupted
@@ -356,7 +356,7 @@ def columns_for(prompt: list[int], count: int, depth: int, sequence: int = 0, sa
     output = output_of(pair, prompt, count, sampler, sequence)
     chances = [plain_probs(pair.target, [*prompt, *output[:t]], sampler)[token] for t, token in enumerate(output)]
     request = RecordRequest(prompt, output, depth, sampler, sequence, target_prob=np.array(chances))
-    return rejection_columns(CachedLM(pair.drafter.model), CachedLM(pair.target), request)
+    return branch_columns(CachedLM(pair.drafter.model), request, CachedLM(pair.target))
 
 
 @torch.inference_mode()

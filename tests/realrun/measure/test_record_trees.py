@@ -23,7 +23,7 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.proposals.chain import branch_columns
 from realrun.proposals.recorder import RecordRequest
-from realrun.proposals.target_cache import target_cache_columns, target_cache_recorder
+from realrun.proposals.target_cache import target_cache_columns
 from realrun.proposals.trees import Trees, TreeSize, best_trees
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import TreeRecord
@@ -358,7 +358,7 @@ def test_rejection_traces_hold_the_drafters_distributions_and_the_targets_verdic
     kind: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a pass of the library over every drafted prefix, and over the text."""
-    monkeypatch.setattr(realrun.proposals.chain, "CHUNK", 3)
+    monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK", 3)
     sampler, depth, count = Sampler("rejection", 0.8, seed=4, top_p=0.9), 3, 7
     pair, reference = pair_and_reference(kind, target)
     split, drafter = pair.make_drafter()
@@ -372,7 +372,7 @@ def test_rejection_traces_hold_the_drafters_distributions_and_the_targets_verdic
         request = RecordRequest(
             prompt, output, depth, sampler, sequence, lambda hidden, *_: hidden.sum(-1), target_prob=chances
         )
-        dense = target_cache_recorder(split, drafter.lm, sampler)(request)
+        dense = target_cache_columns(split, drafter.lm, request)
         greedy = target_cache_columns(split, drafter.lm, replace(request, sampler=Sampler()), ranks=False)
         np.testing.assert_allclose(dense["score"][:, 0], greedy["score"][:, 0], rtol=1e-6)
         same = dense["draft_token"][:, 0] == greedy["draft_token"][:, 0]

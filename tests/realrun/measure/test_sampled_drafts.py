@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from realrun.decode.sampling import Sampler, gumbel_noise
-from realrun.proposals.chain import branch_columns, rejection_columns
+from realrun.proposals.chain import branch_columns
 from realrun.proposals.recorder import RecordRequest
 from specsim.cost.model import ConstantCost
 from specsim.io.errors import InputError
@@ -79,11 +79,7 @@ def recorded(mode: str, temperature: float) -> Trace:
             text.append(int((np.log(target[text[-1]]) + row).argmax()))
         chances = target[text[:-1], text[1:]]
         request = RecordRequest(text[:1], text[1:], DEPTH, sampler, sequence, target_prob=chances)
-        columns.append(
-            rejection_columns(draft_lm, target_lm, request)
-            if mode == "rejection"
-            else branch_columns(draft_lm, request)
-        )
+        columns.append(branch_columns(draft_lm, request, target_lm))
     blank = build_trace(rng, np.zeros((TEXTS * LENGTH, DEPTH), dtype=bool), [LENGTH] * TEXTS, prompts=[1] * TEXTS)
     return replace(
         blank,

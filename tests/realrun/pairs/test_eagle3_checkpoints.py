@@ -178,7 +178,7 @@ def test_a_trained_drafter_is_converted_and_drafts_the_same(name: str, tmp_path:
         assert (pair.draft_name, pair.drafter.name) == (folder, "eagle3")
         decoder = Decoder(*pair.make_drafter(), (), Sampler())
         runs = [decoder.decode(prompt.tokens, 12, policy) for prompt in PROMPTS[:3]]
-        logs.append([(run.tokens, run.tree_log()) for run in runs])
+        logs.append([(run.tokens, run.full_log()) for run in runs])
     assert logs[0] == logs[1]
 
 
