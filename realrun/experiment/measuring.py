@@ -251,7 +251,8 @@ def measure_in_turns(
     for name, samples in missing.items():
         costs[name].resume(samples, texts=0)
     for repeat in range(repeats):
-        order, states, resuming = np.random.default_rng((seed, repeat)), [None] * len(arms), True
+        order, resuming = np.random.default_rng((seed, repeat)), True
+        states: list[Any] = [None] * len(arms)
         if trace.sampled_by_rejection:  # every run draws a text; several show the mean better than one
             for arm, sampler in zip(arms, samplers, strict=True):
                 arm.decoder.sampler = replace(sampler, seed=sampler.seed + repeat)
