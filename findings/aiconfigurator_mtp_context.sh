@@ -3,7 +3,7 @@
 # version: 0.12.0
 # date: 2026-11-29
 # finding: With MTP (nextn) a step is charged for reading a request's context once per verified token, nextn + 1 times, where
-#   engines read it once: at long contexts speculation is forecast to be of no use, or slower, and the deployment chosen without.
+#   attention kernels read it once for all of them: at long contexts drafts are forecast to be of no use, or to slow tokens down.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

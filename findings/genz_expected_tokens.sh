@@ -9,8 +9,8 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 python3 -m venv venv
-venv/bin/pip install -q --no-deps genz-llm==0.0.16
 venv/bin/pip install -q numpy==2.4.6 pandas==3.1.1 matplotlib==3.11.2 paretoset==1.2.5 seaborn==0.13.2 tqdm==4.70.1 PyYAML==6.0.4 ipython==9.18.1
+venv/bin/pip install -q --no-deps genz-llm==0.0.16
 cat > find.py <<'EOF'
 import sys
 
