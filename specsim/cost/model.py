@@ -206,6 +206,12 @@ class CostModel:
         return []
 
 
+AS_IF_SPACE = (
+    "as if masks of SPACE, whose drafts ride in the target's pass, were accepted like this trace's drafts; the oracle "
+    "pays for its draft steps, so the gap to it may be below 0"
+)
+
+
 @dataclass(frozen=True)
 class SpaceCost(CostModel):
     """Costs of SPACE, whose drafts ride in the verification pass as mask tokens.
@@ -243,7 +249,8 @@ class SpaceCost(CostModel):
         return self.model.autoregressive_step(context)
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
-        return self.model.notes(max_draft_tokens, contexts)
+        notes = self.model.notes(max_draft_tokens, contexts)
+        return notes if self.draft_steps else [*notes, AS_IF_SPACE]
 
 
 @dataclass(frozen=True)

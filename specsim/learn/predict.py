@@ -45,7 +45,7 @@ class PolicyPrediction(Result, Prediction):
         return [*([learned] if self.learned_on else []), *(["expected"] if self.expected else []), *super().notes]
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Run(Replay):
     """A replay that shows itself as a figure; `Replay` documents its arrays."""
 

@@ -38,15 +38,22 @@ def unsupported_reason(trace: Trace, kind: type[Policy]) -> str | None:
     if kind.biases_sampled_drafts() and rule_of(trace) == "sampled-draft":
         return BIASED
     if not trace.informed and SIGNALS.intersection(kind.features):
+        if "accepted_by" in trace.meta:
+            return (
+                f"reads the drafter's confidence, which {UNDER_ITS_OWN}; leave out --accept and --as, or take fixed_k"
+            )
         model = trace.meta.get("synthetic", {}).get("model")
         whose = f"this trace's acceptance model, {model}," if model else "this trace"
         return f"reads the drafter's confidence, which {whose} lacks"
     missing = [name for name in kind.features if getattr(trace, name) is None]
     missing.sort(key=lambda name: name not in NEEDED)  # first the column that NEEDED explains
+    if "tree" in missing and trace.meta.get("tree"):
+        return f"reads the recorded trees, which {UNDER_ITS_OWN}; leave out --accept and --as"
     return f"needs {NEEDED.get(missing[0], f'the column {missing[0]!r}')}, which this trace lacks" if missing else None
 
 
 SIGNALS = frozenset(Step._fields)  # of the drafter's confidence
+UNDER_ITS_OWN = "this trace holds under the rule and the counting that it was recorded with alone"
 NEEDED = {"tree": "recorded trees (`realrun record --tree-nodes`)"}
 
 

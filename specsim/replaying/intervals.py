@@ -152,10 +152,7 @@ def ratio_interval(
     value = float(top.sum() / bottom.sum())
     deviations = (top - value * bottom) / bottom.mean()
     found = _estimate(value, ratios, deviations, confidence)
-    if value <= 0 or not 1 < top.size < FEW:
-        return found
-    factor = math.exp(min((found.high - value) / value, LARGEST_EXPONENT))
-    return Estimate(value, value / factor, value * factor)
+    return _ratio_within(value, found.high - value) if 1 < top.size < FEW else found
 
 
 def paired_difference(
@@ -299,6 +296,14 @@ def _estimate(value: float, resampled: Floats, deviations: Floats, confidence: f
     return Estimate(value, value - reach, value + reach)
 
 
+def _ratio_within(value: float, reach: float) -> Estimate:
+    """A ratio within its reach on the logarithm, to first order as far as `reach`, so that no end is below 0."""
+    if value <= 0:
+        return Estimate(value, value - reach, value + reach)
+    factor = math.exp(min(reach / value, LARGEST_EXPONENT))
+    return Estimate(value, value / factor, value * factor)
+
+
 @dataclass(frozen=True)
 class Simultaneous:
     """Speedups of policies over a baseline, and their differences, with 95 % intervals that hold all at once.
@@ -309,7 +314,8 @@ class Simultaneous:
     whichever candidate leads, and equal candidates are called different on at most 5 % of boards. Hsu's comparisons
     with the best are narrower, but protect the best alone: they call some of several equal policies slower.
 
-    speedups : of each policy, its interval also against no speculation
+    speedups : of each policy, its interval also against no speculation; of fewer than FEW sequences on the logarithm,
+        as in `ratio_interval`, so that no end is below 0
     critical : half the width of every interval, in standard errors
     """
 
@@ -363,11 +369,12 @@ def simultaneous(
     deviations = _deviations(base, arms)
     values = base.sum() / arms.sum(axis=1)
     critical = _critical(base, deviations, repeats, seed)
-    errors = _standard_errors(deviations)
+    reaches = zip(values[1:].tolist(), (critical * _standard_errors(deviations)[1:]).tolist(), strict=True)
+    few = 1 < base.size < FEW
     return Simultaneous(
         speedups=[
-            Estimate(float(value), float(value - critical * error), float(value + critical * error))
-            for value, error in zip(values[1:], errors[1:], strict=True)
+            _ratio_within(value, reach) if few else Estimate(value, value - reach, value + reach)
+            for value, reach in reaches
         ],
         critical=critical,
         baseline_s=base,

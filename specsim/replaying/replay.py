@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # of arrays, as `Trace` is
 class Replay:
     """Counts and seconds per sequence of a policy on a trace.
 

@@ -37,7 +37,7 @@ class DrafterColumns(NamedTuple):
     foretold: Array
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class JoinedTrace(Trace):
     """A dense trace with several drafters. Columns of a drafter are the first drafter's; `parts` has the others'.
 

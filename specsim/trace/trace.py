@@ -44,7 +44,7 @@ OPTIONAL_LISTS = {
 }
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)  # arrays have no single truth value: a trace equals itself alone
 class Trace:
     """A dense trace in memory. N positions in S sequences, recorded to depth D.
 

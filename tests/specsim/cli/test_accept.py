@@ -48,6 +48,20 @@ def test_a_rule_that_cannot_be_had_is_refused(trace: str, rule: str, says: str) 
     assert_refused(call("specsim", "replay", trace, *REPLAY, "--accept", rule), says)
 
 
+@pytest.mark.parametrize(
+    ("trace", "policy", "option", "reads"),
+    [
+        ("example:lab-model-t1", "max_confidence", ("--accept", "sampled-draft"), "the drafter's confidence"),
+        ("example:lab-model", "eagle2", ("--as", "vllm"), "the recorded trees"),
+    ],
+)
+def test_what_an_option_takes_away_is_not_said_to_be_missing(
+    trace: str, policy: str, option: tuple[str, str], reads: str
+) -> None:
+    command = ("specsim", "replay", trace, "--policy", policy, "--cost", "example:lab-deep-model", *option)
+    assert_refused(call(*command), f"reads {reads}, which this trace holds under the rule")
+
+
 def test_a_joined_trace_is_refused(tmp_path: Path) -> None:
     call("specsim", "join", "example:lab-lookup", "example:lab-model", "--out", tmp_path / "joined")
     refused = call(

@@ -23,6 +23,7 @@ from specsim.replaying.intervals import (
     Comparison,
     Estimate,
     Simultaneous,
+    against_baseline,
     paired_difference,
     ratio_difference,
     ratio_interval,
@@ -431,6 +432,23 @@ def test_edges_of_boards() -> None:
     assert (same.speedups[0].low, same.speedups[0].high) == pytest.approx((2, 2))
     with pytest.raises(InputError, match="no sequence"):
         simultaneous([], [[]])
+
+
+@pytest.mark.parametrize("prompts", [2, 3, 6, 11])
+def test_boards_of_few_prompts_cover_the_true_speedups_and_hold_no_speedup_below_0(prompts: int) -> None:
+    """Drawn prompts with known speedups; where all equal the baseline, few boards call one faster or slower."""
+    rng, boards = np.random.default_rng(prompts), 400
+    covered, called = 0, 0
+    for truth in (np.array([1.4, 2.0, 0.8]), np.ones(3)):
+        for _ in range(boards):
+            board = simultaneous(*seconds_of(rng, prompts, truth, np.full(3, 0.3), lengths_sd=0.5))
+            assert all(speedup.low > 0 for speedup in board.speedups)
+            covered += all(s.low <= true <= s.high for s, true in zip(board.speedups, truth, strict=True))
+            called += truth[1] == 1 and any(
+                against_baseline(speedup) != "not significant" for speedup in board.speedups
+            )
+    assert covered >= 0.95 * 2 * boards - 3 * np.sqrt(0.05 * 0.95 * 2 * boards)
+    assert called <= MOST_FALSE * boards + 3 * np.sqrt(MOST_FALSE * boards)
 
 
 TRUE_SPEEDUP = {"code": 2.0, "prose": 1.2}  # which domains differ by is no uncertainty, because both parts have both

@@ -105,6 +105,18 @@ def test_eq14_is_not_said_of_space() -> None:
         assert prediction.eq14 is None and prediction.as_dict()["eq14"] is None
 
 
+def test_a_replay_says_where_another_drafter_is_priced_as_space() -> None:
+    """Its drafts are then free, so it may pass the oracle, which pays for its own: no bound, and nobody's speed."""
+    space = small_trace()
+    space = replace(space, meta={**space.meta, "drafter_kind": "space"})
+    cost = replace(flat_profile(), verify_s=np.full((80, 2), 1e-2), draft_step_s=np.full((6, 2), 5e-3))
+    other = predict_policy(PricedTrace(small_trace(), cost), SpaceK(k=4))
+    assert other.oracle_regret is not None and other.oracle_regret < 0
+    assert any("as if masks of SPACE" in note for note in other.notes)
+    for policy in (SpaceK(k=2), FixedK(k=2)):
+        assert not any("SPACE" in note for note in predict_policy(PricedTrace(space, cost), policy).notes)
+
+
 def test_a_replay_of_eesd_s_row_has_the_printed_speedup_and_eq14_of_it_by_hand(tmp_path: Path) -> None:
     """LLaMA-2-13B, Beta-TS, XSum: v_d 0.48 and r_d 0.66 of table 11, the seconds of 512 tokens of table 8."""
     row = read_table("eesd_11").row("LLaMA-2-13B", "EESD (+Beta-TS)")

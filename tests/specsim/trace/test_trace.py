@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import specsim
 from specsim.io import files
 from specsim.io.errors import InputError
 from specsim.io.files import file_digest
@@ -100,6 +101,14 @@ def test_what_is_written_is_read(tmp_path: Path, optional: tuple[str, ...]) -> N
         if isinstance(value, np.ndarray) and field.name != "domain":
             assert value.dtype == getattr(trace, field.name).dtype
             assert value.flags.writeable and value.flags.c_contiguous
+
+
+def test_traces_and_replays_are_compared_and_kept_in_sets(folder: Path) -> None:
+    """A notebook's `==`, `in` and caches: arrays have no truth value, so each equals itself alone."""
+    a, b = read_trace(folder), read_trace(folder)
+    assert a == a and a != b and b in [a, b] and len({a, b, a}) == 2
+    run, other = (specsim.replay(trace, {"s_d": 0.001, "s_t": 0.01}, "fixed_k", k=1) for trace in (a, b))
+    assert run != other and other in [run, other] and len({run, other}) == 2
 
 
 def test_a_trace_is_readable_with_pandas_alone(folder: Path) -> None:
