@@ -267,6 +267,17 @@ def student_quantile(freedom: int, prob: float) -> float:
         value += step
 
 
+def _quantile_between(freedom: float, prob: float) -> float:
+    """Student's quantile at degrees of freedom, at least 1, that need not be whole; at most 5 % above the exact one.
+
+    Its logarithm is interpolated along the inverse of the degrees, in which it is convex.
+    """
+    fewer = int(freedom)
+    low, high = (math.log(student_quantile(whole, prob)) for whole in (fewer, fewer + 1))
+    share = (1 / freedom - 1 / (fewer + 1)) * fewer * (fewer + 1)  # 1 / fewer - 1 / (fewer + 1) is one over the product
+    return math.exp(high + share * (low - high))
+
+
 def filled_columns(*values: npt.ArrayLike) -> list[Floats]:
     """Drop sequences in which all columns [S] are 0; raise InputError if none is left."""
     columns = [np.asarray(value, dtype=np.float64) for value in values]
@@ -352,7 +363,8 @@ def simultaneous(
     resamples, each with its own standard errors; a critical value from Bonferroni's inequality and Student's t caps
     it, and stands alone below 100 degrees of freedom, where the resamples' tails are too coarse. Degrees of
     freedom are Satterthwaite's for noise in proportion to a sequence's baseline seconds w, (sum w^2)^2 / sum w^4 -
-    1: S - 1 for sequences that take equally long, fewer where a few long ones carry the sums.
+    1: S - 1 for sequences that take equally long, fewer where a few long ones carry the sums. They are rounded down,
+    except of fewer than FEW sequences, where one less would widen intervals several times.
 
     References: Hsu 1996, Multiple Comparisons: Theory and Methods, chapters 4 and 5. Romano and Wolf 2005, Exact and
     Approximate Stepdown Methods for Multiple Hypothesis Testing, JASA 100 (max-t). Satterthwaite 1946, An Approximate
@@ -402,9 +414,10 @@ def _critical(baseline_s: Floats, deviations: Floats, repeats: int, seed: int) -
     differences = deviations[:, first] - deviations[:, second]
     differences = differences[:, _standard_errors(differences) > ROUNDING]
     weights = baseline_s**2
-    freedom = float(weights.sum() ** 2 / (weights**2).sum()) - 1
+    freedom = max(1.0, float(weights.sum() ** 2 / (weights**2).sum()) - 1 + 1e-9)
     pairs = max(1, differences.shape[1])
-    bound = student_quantile(max(1, int(freedom + 1e-9)), 1 - (1 - CONFIDENCE) / 2 / pairs)
+    prob = 1 - (1 - CONFIDENCE) / 2 / pairs
+    bound = _quantile_between(freedom, prob) if sequences < FEW else student_quantile(int(freedom), prob)
     if freedom < ENOUGH or not differences.size:
         return bound
     places = resample(sequences, repeats=repeats, seed=seed) + sequences * np.arange(repeats)[:, None]

@@ -434,6 +434,15 @@ def test_edges_of_boards() -> None:
         simultaneous([], [[]])
 
 
+@pytest.mark.parametrize("lengths", [[1.0, 1.2, 0.9], [1.0, 2.0, 1.5, 3.0], [1.0, 1.1, 0.9, 1.2, 1.0, 2.0]])
+def test_boards_of_few_prompts_have_scipys_quantile_at_satterthwaites_degrees(lengths: list[float]) -> None:
+    base = np.array(lengths)
+    seconds = [base / speedup * (1 + 0.1 * np.sin(speedup + np.arange(len(base)))) for speedup in (1.5, 2.0)]
+    freedom = (base**2).sum() ** 2 / (base**4).sum() - 1
+    exact = stats.t.ppf(1 - 0.025 / 3, freedom)  # Bonferroni, of three pairs
+    assert exact * (1 - 1e-9) <= simultaneous(base, seconds).critical <= 1.05 * exact
+
+
 @pytest.mark.parametrize("prompts", [2, 3, 6, 11])
 def test_boards_of_few_prompts_cover_the_true_speedups_and_hold_no_speedup_below_0(prompts: int) -> None:
     """Drawn prompts with known speedups; where all equal the baseline, few boards call one faster or slower."""
