@@ -277,6 +277,10 @@ class FullDraftCost(CostModel):
     model: CostModel
     k: int
 
+    @property
+    def speedup_error(self) -> tuple[float, float]:
+        return self.model.speedup_error
+
     def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         return self.model.verify(max(n_tokens, self.k + 1), context)
 
