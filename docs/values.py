@@ -23,7 +23,7 @@ from specsim.cost.files import read_cost
 from specsim.engines.advise import NEAR_PERCENT
 from specsim.engines.conventions import CONVENTIONS
 from specsim.replaying.intervals import FEW, LARGEST_FLOOR_PERCENT, REPEATS
-from studies.measurement.runs import pooled_percent, read_runs
+from studies.measurement.runs import read_runs, spread_percent
 from studies.papers.findings import VERDICTS, audit, filled
 
 PLACE = re.compile(r"<!-- value: (?P<name>[^\n]+?) -->(?P<said>.*?)<!-- -->")
@@ -39,7 +39,7 @@ def runs_of_one_commit() -> int:
 
 def between_runs() -> str:
     """Standard deviation of a speedup between runs of one commit, in percent."""
-    return f"{pooled_percent(read_runs(RUNS)):.1f}"
+    return f"{spread_percent(read_runs(RUNS)):.1f}"
 
 
 def prompts_with_rounds() -> int:

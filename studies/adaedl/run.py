@@ -33,10 +33,18 @@ from specsim.policy.base import Policy
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
-from specsim.replaying.intervals import Comparison, Estimate, paired_difference, ratio_interval, resample, tails
+from specsim.replaying.intervals import (
+    Comparison,
+    Estimate,
+    interval_text,
+    paired_difference,
+    ratio_interval,
+    resample,
+    tails,
+)
 from specsim.replaying.priced import PricedTrace
 from specsim.report.drawing import DOT, INK, MUTED, styled, svg
-from specsim.report.table import Column
+from specsim.report.table import Column, plain
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 from studies.common import (
@@ -53,7 +61,7 @@ from studies.common import (
     recorded,
     smollm2_costs,
 )
-from studies.comparisons import difference_text
+from studies.comparisons import difference_text, sign_text
 from studies.figures import COLORS
 from studies.report import Report, machine_line
 
@@ -64,6 +72,7 @@ IN_WORDS = {LONGEST: "Base-SPD with the longest draft", FIXED: "the tuned fixed 
 ASKED = ((ADAEDL, LONGEST), (ADAEDL, FIXED), (ADAEDL, CONFIDENT), (TUNED, ADAEDL))
 LESS = "AdaEDL less fixed K"
 BINS = 10
+TENTHS = plain(lambda value: f"{value['estimate']:.1f} [{value['low']:.1f}, {value['high']:.1f}]")
 FOUND, SIGNALS = "found.json", "signals.npz"
 RECORDED = ("config.json", FOUND, f"*/*/{SIGNALS}")
 
@@ -207,13 +216,12 @@ class Cell:
 
     def verdict(self, cost: str, a: str, b: str) -> str:
         """Return whether policy a is significantly faster or slower than policy b."""
-        difference = self.difference(cost, a, b).difference
-        return "faster" if difference.low > 0 else "slower" if difference.high < 0 else "not significant"
+        return sign_text(self.difference(cost, a, b).difference)
 
     def against_baseline(self, cost: str, label: str) -> str:
         """Return whether a policy is significantly faster or slower than no speculation."""
         speedup = ratio_interval(self.boards[cost]["baseline_s"], self.policy(cost, label)["seconds"])
-        return "faster" if speedup.low > 1 else "slower" if speedup.high < 1 else "not significant"
+        return sign_text(speedup, 1.0)
 
     def row(self, config: Config) -> dict[str, Any]:
         """Return the cell's row of table.csv."""
@@ -272,7 +280,7 @@ def report(config: Config, document: Document, cells: Sequence[Cell]) -> Report:
         columns=[
             Column("T", lambda row: f"{row['temperature']:g}"),
             Column("drafts", "drafts"),
-            Column("score above acceptance, %", lambda row: interval(row["violated_percent_paper"], 1)),
+            Column("score above acceptance, %", "violated_percent_paper", TENTHS),
             Column("fixed K, tuned", lambda row: f"{speed(row, FIXED)}, K = {row[f'K, {FIXED}, {MEASURED}']}"),
             Column("AdaEDL", lambda row: speed(row, ADAEDL)),
             Column(LESS, LESS),
@@ -310,7 +318,7 @@ def exceeded(cells: Sequence[Cell], mode: str, config: Config) -> str:
 
 def speed(row: Mapping[str, Any], label: str) -> str:
     """Return a policy's speedup at measured costs, and its tau."""
-    return f"{interval(row[f'speedup, {label}, {MEASURED}'], 3)}, tau {row[f'tau, {label}, {MEASURED}']:.2f}"
+    return f"{interval_text(row[f'speedup, {label}, {MEASURED}'])}, tau {row[f'tau, {label}, {MEASURED}']:.2f}"
 
 
 def won_and_lost(cells: Sequence[Cell], cost: str, a: str, b: str) -> tuple[int, int]:
@@ -353,11 +361,6 @@ def changes(cells: Sequence[Cell], cost: str) -> str:
             if of_greedy != of_sampled
         ]
     return "; ".join(texts) or "none"
-
-
-def interval(value: Mapping[str, float], digits: int) -> str:
-    """Return an estimate with its interval."""
-    return f"{value['estimate']:.{digits}f} [{value['low']:.{digits}f}, {value['high']:.{digits}f}]"
 
 
 @styled()

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +155,7 @@ def main(out: Path, config: Config) -> None:
     report(config, timings, runs.read_runs(collected)).write(out)
 
 
-def report(config: Config, timings: Document, whole: Mapping[str, Sequence[runs.Run]]) -> Report:
+def report(config: Config, timings: Document, whole: runs.Sets) -> Report:
     """Return the report. timings : seconds by load, turn length and arm; whole : runs of the same commit, by set"""
     rows = [row_of(timings, load, turn) for load in config["loads"] for turn in config["turns"]]
     by_turn = {turn: {load: row_of(timings, load, turn) for load in config["loads"]} for turn in config["turns"]}
@@ -170,7 +169,7 @@ def report(config: Config, timings: Document, whole: Mapping[str, Sequence[runs.
         answer=f"Beside a busy process, two identical baselines that take turns of {TURN_ROUNDS} rounds differ by a "
         f"standard deviation of {100 * at['spread']:.1f} % over prompts, against {100 * sequence['spread']:.1f} % when "
         f"they take turns of whole sequences. Speedups of whole runs of the same commit deviate by "
-        f"{runs.pooled_percent(whole):.2f} % from run to run.",
+        f"{runs.spread_percent(whole):.2f} % from run to run.",
         figure=line_panels(
             {
                 load: {
@@ -208,7 +207,7 @@ def report(config: Config, timings: Document, whole: Mapping[str, Sequence[runs.
             }
             for turn, by_load in by_turn.items()
         ],
-        table=[*rows, *map(asdict, sets)],
+        table=[*rows, *sets],
         trust=[
             f"Prompts: {config['prompts']} of {config['max_new_tokens']} tokens, {config['repeats']} repeats, "
             f"{config['mode']} sampling at T = {config['temperature']}. Intervals (95 %) and spreads (standard "
@@ -219,7 +218,14 @@ def report(config: Config, timings: Document, whole: Mapping[str, Sequence[runs.
             f"Short turns bias little: if only the first round of each turn were timed, speedups would be off by "
             f"{low:+.1f} to {high:+.1f} % (ends of 95 % intervals). Validations let turns end elsewhere in every "
             "repeat.",
-            f"Runs of the same commit: {'; '.join(map(str, sets))}.",
+            "Runs of the same commit: "
+            + "; ".join(
+                f"{of_set['set']}, {of_set['runs']} runs with noise floors up to "
+                f"{of_set['noise_floor_percent_high']:.2f} % and a standard deviation of "
+                f"{of_set['between_runs_percent']:.2f} % from run to run"
+                for of_set in sets
+            )
+            + ".",
         ],
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 from specsim.acceptance.generate import generate
 from specsim.cli.console import progress_bar
 from specsim.cost.model import CostModel
+from specsim.replaying.intervals import interval_text
 from specsim.replaying.priced import PricedTrace
 from specsim.report.table import TEXT, Column
 from studies.common import (
@@ -30,6 +31,7 @@ from studies.common import (
     recorded,
     smollm2_costs,
 )
+from studies.comparisons import sign_text
 from studies.figures import Line, line_panels
 from studies.report import Report, machine_line
 from studies.thompson.gains import CALI, DRAWN, DRAWN_EACH, FIXED_EACH, TUNED, WEAK, PerPrompt, comparison, passes_from
@@ -156,9 +158,7 @@ def row_of(document: Document, costs: str, prompts: str) -> Row:
 
 def fixed_text(row: Row) -> str:
     """Return the best fixed K, its speedup and its tau."""
-    speedup = row["fixed_k_speedup"]
-    interval = f"{speedup['estimate']:.3f} [{speedup['low']:.3f}, {speedup['high']:.3f}]"
-    return f"{interval}, K = {row['fixed_k']}, tau {row['fixed_k_tau']:.2f}"
+    return f"{interval_text(row['fixed_k_speedup'])}, K = {row['fixed_k']}, tau {row['fixed_k_tau']:.2f}"
 
 
 def percent(value: Mapping[str, float] | None) -> str:
@@ -180,17 +180,12 @@ def changes(greedy: Sequence[Row], sampled: Sequence[Row]) -> str:
     for greedy_row, sampled_row in zip(greedy, sampled, strict=True):
         costs = greedy_row["costs"]
         for label in (DRAWN, WEAK, TUNED, CALI):
-            of_greedy, of_sampled = (significance(row[label]) for row in (greedy_row, sampled_row))
+            of_greedy, of_sampled = (sign_text(row[label]) for row in (greedy_row, sampled_row))
             if of_greedy != of_sampled:
                 texts.append(f"{label} at {costs} costs ({of_greedy} / {of_sampled})")
         if greedy_row["fixed_k"] != sampled_row["fixed_k"]:
             texts.append(f"best fixed K at {costs} costs ({greedy_row['fixed_k']} / {sampled_row['fixed_k']})")
     return "; ".join(texts) or "none"
-
-
-def significance(gain: Mapping[str, float]) -> str:
-    """Return whether a gain over the best fixed K is significant, and its sign."""
-    return "faster" if gain["low"] > 0 else "slower" if gain["high"] < 0 else "not significant"
 
 
 def by_costs(rows: Sequence[Row], label: str) -> str:

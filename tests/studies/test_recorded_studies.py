@@ -99,10 +99,11 @@ def test_what_two_runs_are_compared_by_is_collected_and_pooled(tmp_path: Path) -
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "validation.json").write_text(json.dumps(validation(of_run)))
     recorded_runs = runs.collected(tmp_path)
-    assert [[row.label for row in run.rows] for run in recorded_runs] == [["a", "b"], ["a", "b"], ["a", "alone"]]
-    percent, freedom = runs.spread_percent(recorded_runs)
-    assert freedom == 3 and percent == pytest.approx(100 * np.sqrt((2**2 + 0 + 2**2) / 1e4 / 3), rel=1e-9)
-    assert runs.pooled_percent({"first": recorded_runs, "second": recorded_runs}) == pytest.approx(percent, rel=1e-12)
+    labels = [[row["label"] for row in run["rows"]] for run in recorded_runs]
+    assert labels == [["a", "b"], ["a", "b"], ["a", "alone"]]
+    percent = 100 * np.sqrt((2**2 + 0 + 2**2) / 1e4 / 3)  # three degrees of freedom
+    twice = {"first": recorded_runs, "second": recorded_runs}
+    assert runs.spread_percent(twice) == pytest.approx(percent, rel=1e-9)
     (row,) = runs.run_rows({"first": recorded_runs})
-    assert (row.set, row.runs) == ("first", 3) and row.noise_floor_percent_high == 0.5
-    assert row.between_runs_percent == pytest.approx(percent)
+    assert (row["set"], row["runs"], row["noise_floor_percent_high"]) == ("first", 3, 0.5)
+    assert row["between_runs_percent"] == pytest.approx(percent)
