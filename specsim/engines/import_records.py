@@ -240,7 +240,7 @@ def _of_sums(imported: ImportedRecords, k: int | None) -> tuple[Counters, list[s
     if rounds is None and drafted:
         rounds = -(-drafted // k)
         shorter = f"{drafted:,} drafted tokens are {rounds:,} drafts of K = {k}, or more that end early, as with p_min"
-        if steps is None:
+        if steps is None or accepted is None:
             notes.append(f"{shorter}: these are taken to be whole")
         elif steps > (1 + SLACK) * rounds and drafted > (k - 1) * steps:
             notes.append(f"{drafted:,} drafted tokens are taken to be {steps:,} drafts of {k - 1} or {k}")
@@ -272,14 +272,13 @@ def _of_sums(imported: ImportedRecords, k: int | None) -> tuple[Counters, list[s
 
 def _of_two_lengths(k: int, rounds: int, drafted: int, accepted: int) -> Counters:
     """Counters of drafts of K - 1 or K tokens: every token is taken to be accepted as often, if those before it are."""
+    from scipy.optimize import brentq  # slow to import
+
     by_depth = np.full(k, float(rounds))
     by_depth[-1] = drafted - (k - 1) * rounds
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        fewer = float(by_depth @ middle ** np.arange(1, k + 1)) < accepted
-        low, high = (middle, high) if fewer else (low, middle)
-    by_rate = np.rint(by_depth * high ** np.arange(1, k + 1)).astype(np.int64)
+    depths = np.arange(1, k + 1)
+    rate = brentq(lambda rate: float(by_depth @ rate**depths) - accepted, 0.0, 1.0)
+    by_rate = np.rint(by_depth * rate**depths).astype(np.int64)
     return Counters(np.full(k, rounds), by_rate, drafted_tokens=drafted)
 
 
