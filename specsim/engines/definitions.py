@@ -13,7 +13,7 @@ from specsim.acceptance.sources import Counters, Rounds, verified_by_depth
 from specsim.engines.as_engine import counters_of, rounds_of
 from specsim.engines.conventions import Conventions
 from specsim.io.errors import InputError
-from specsim.io.names import known_name, plain
+from specsim.io.names import find_name, known_name, plain
 from specsim.trace.joined import SUFFIX
 
 if TYPE_CHECKING:  # numba is slow to import
@@ -236,6 +236,10 @@ def find_definitions(quantity: str, engine: str | None = None) -> list[Definitio
     if engine is not None and plain(engine) == "dynamo":
         raise InputError("Dynamo prints its engine's numbers; name that engine: vllm, sglang or tensorrt-llm")
     known = [*dict.fromkeys(number.engine for number in DEFINITIONS if number.quantity == quantity)]
+    others = [number.quantity for number in DEFINITIONS if engine and find_name("engine", engine, [number.engine])]
+    if others and quantity not in others:
+        printed = " and ".join(dict.fromkeys(others))
+        raise InputError(f"{engine} prints no {quantity}; it prints {printed}")
     engine = engine and known_name("engine", engine, known, where=f"for {quantity}")
     return [number for number in DEFINITIONS if number.quantity == quantity and engine in (None, number.engine)]
 

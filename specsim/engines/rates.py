@@ -108,8 +108,8 @@ def sum_of_parts(parts: Sequence[Part], instead: str) -> tuple[Counters, list[st
     tokens_off_by, rounds_off_by = sum(part.counted.off_by for part in parts), sum(part.rounds_off_by for part in parts)
     if tokens_off_by or rounds_off_by:
         notes.append(
-            f"counts follow from rounded rates: off by at most {rounds_off_by:,} rounds, and by {tokens_off_by:,} "
-            "tokens of a position"
+            f"counts follow from rounded rates: off by at most {tokens_off_by:,} tokens of a position"
+            + f", and by {rounds_off_by:,} rounds" * (rounds_off_by > 0)
         )
     windows = (Counters(np.full(len(part.counted.accepted), part.rounds), part.counted.accepted) for part in parts)
     return replace(_added(summed), windows=tuple(windows) if len(by_depth) == 1 < len(parts) else ()), notes

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from specsim.io.arrays import Array, IntArray
 from specsim.io.errors import InputError
-from specsim.io.examples import is_example, located
+from specsim.io.examples import PREFIX, example_files, is_example, located
 from specsim.io.files import (
     digest,
     file_digest,
@@ -682,9 +682,9 @@ def read_meta(folder: Path) -> dict[str, Any]:
     path = folder / META
     if not path.is_file():
         wrong = f"is not a trace: {META} is missing" if folder.exists() else "does not exist"
-        raise InputError(
-            f"{folder} {wrong}; give a folder made by `realrun record`, or a name of `specsim example --list`"
-        )
+        example = f"{PREFIX}{folder}"
+        name = example if example in example_files("trace") else "a name of `specsim example --list`"
+        raise InputError(f"{folder} {wrong}; give a folder made by `realrun record`, or {name}")
     meta = read_json(path, str(path), dict[str, Any], missing=AGAIN, invalid=AGAIN)
     version = meta.get("schema_version")
     if version != SCHEMA_VERSION:

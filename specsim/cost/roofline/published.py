@@ -168,8 +168,14 @@ def error_note(what: str, kind: tuple[str, ...]) -> str:
         total = sum(runs.runs for runs in published_runs() if runs.what == what)
         return f"uncalibrated: no published {what} is of this kind ({name}), its error is that of {total} others"
     wide = "; do not rely on it" if errors.p90_percent > WIDE_PERCENT else ""
+    if errors.runs == 1:
+        median = f"{errors.median_percent:.0f} %"
+        return (
+            f"uncalibrated: the {what} of a single published run ({name}) was predicted with an error of {median}{wide}"
+        )
     return (
-        f"uncalibrated: the {what} of {errors.runs} published runs ({name}; {errors.systems} systems) was predicted "
+        f"uncalibrated: the {what} of {errors.runs} published runs ({name}; {errors.systems} "
+        f"system{'s' * (errors.systems > 1)}) was predicted "
         f"with a median error of {errors.median_percent:.0f} % (90th percentile {errors.p90_percent:.0f} %){wide}"
     )
 

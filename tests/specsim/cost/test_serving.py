@@ -93,7 +93,7 @@ def test_an_engine_adds_its_overheads_to_steps_and_rounds() -> None:
 
 def test_a_cost_says_how_far_published_runs_of_its_kind_were_off() -> None:
     cost = roofline("sglang")
-    (note,) = cost.notes(3, (500, 500))
+    note = cost.notes(3, (500, 500))[0]
     error = published_errors("speedup", cost.kind())
     assert error is not None and f"{error.runs} published runs (dense, eagle, batch 1" in note
     assert cost.error_band is not None and cost.error_known
@@ -108,6 +108,8 @@ def test_a_cost_says_how_far_published_runs_of_its_kind_were_off() -> None:
     for batch in (1, 64):  # no such speedup is published, but speedups with each word of the kind are
         unpublished = read_cost(data_sheet_document("h200", "qwen3-30b-a3b", "eagle3", engine="sglang"), batch=batch)
         assert unpublished.error_band is not None and unpublished.notes(3, (500, 500))[0].endswith(" others")
+    assert "of a single published run (" in error_note("speedup", ("dense", "consumer GPU", "eagle", "batch 1"))
+    assert "1 system)" in error_note("speedup", ("dense", "block", "batch 1"))
     assert error_note("TPOT", ("dense", "CPU", "batch 1")).startswith("no published run like this one")
 
 
@@ -219,7 +221,7 @@ def test_all_reduces_over_pcie_take_longer_than_over_nvlink() -> None:
 
 
 def test_more_gpus_than_fast_links_join_are_named() -> None:
-    for gpu, notes in (("h200", 2), ("gb200", 1)):
+    for gpu, notes in (("h200", 3), ("gb200", 2)):  # the published error, the correction by it, and the links
         wide = read_cost(data_sheet_document(gpu, "llama-3.1-405b", "eagle3", "float8", 16, "vllm"))
         assert len(wide.notes(3, (500, 500))) == notes
         assert any("fast links join 8" in note for note in wide.notes(3, (500, 500))) == (gpu == "h200")

@@ -317,7 +317,9 @@ def test_explain_says_it_in_words(quantity: str) -> None:
 
 
 def test_what_is_not_known_is_refused() -> None:
-    with pytest.raises(InputError, match="unknown engine 'transformers' for position-rate; choose one of"):
+    with pytest.raises(InputError, match="trtllm prints no acceptance-rate; it prints acceptance-length"):
+        find_definitions("acceptance-rate", "trtllm")
+    with pytest.raises(InputError, match="transformers prints no position-rate; it prints acceptance-length"):
         find_definitions(POSITIONS, "transformers")
     refusal(lambda: find_definitions(LENGTH, "Dynamo"), "Dynamo prints its engine's numbers; name that engine: vllm")
     refusal(

@@ -221,6 +221,7 @@ def test_damaged_bytes_are_noticed(folder: Path, name: str) -> None:
 def test_a_folder_without_meta_is_no_trace(tmp_path: Path) -> None:
     assert "not a trace" in refusal(tmp_path, META)
     assert "nowhere does not exist" in refusal(tmp_path / "nowhere")
+    assert refusal(Path("lab-eagle")).endswith("or example:lab-eagle")
 
 
 def meta_with(**values: Any) -> Callable[[Path], None]:
