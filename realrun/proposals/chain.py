@@ -135,19 +135,26 @@ class DrawnProposals(Proposals):
         self.truth = torch.tensor(request.output, device=self.judged.device)
 
     def take(self, logits: torch.Tensor, hidden: torch.Tensor | None, begin: int, step: int) -> torch.Tensor:
-        sampler, total = self.request.sampler, len(self.truth)
-        rows = torch.arange(begin, begin + len(logits), device=logits.device)
         if step == 0:
-            self.following = torch.ones(len(rows), dtype=torch.bool, device=logits.device)
+            self.following = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+        parts = range(0, len(logits), CHUNK)  # distributions of a long text would take several times its logits
+        tokens = torch.cat([self._drawn(logits[at : at + CHUNK], begin, at, step) for at in parts])
+        self.take_scores(None if hidden is None else hidden[-len(logits) :], begin, step)
+        return tokens
+
+    def _drawn(self, logits: torch.Tensor, begin: int, start: int, step: int) -> torch.Tensor:
+        """The tokens [n] of branches from `start` on, and what is recorded of them, from their logits [n, V]."""
+        sampler, total = self.request.sampler, len(self.truth)
+        following = self.following[start : start + len(logits)]
+        rows = torch.arange(begin + start, begin + start + len(logits), device=logits.device)
         at = (rows + step).clamp(max=total - 1)
         draft_probs, target_probs, true_token = sampler.probs(logits), sampler.probs(self.judged[at]), self.truth[at]
-        self.following &= rows + step < total
-        place = RoundContext(sampler, self.request.sequence, begin)
-        tokens = drafted_with(draft_probs, target_probs, true_token, self.following, place, step + 1)
-        self.following &= tokens == true_token
+        following &= rows + step < total
+        place = RoundContext(sampler, self.request.sequence, begin + start)
+        tokens = drafted_with(draft_probs, target_probs, true_token, following, place, step + 1)
+        following &= tokens == true_token
         drafted = with_top10(describe(draft_probs, tokens), sampler, logits)
-        self.statistics[begin : begin + len(rows), step] = drafted.cpu()
-        self.take_scores(None if hidden is None else hidden[-len(rows) :], begin, step)
+        self.statistics[begin + start : begin + start + len(logits), step] = drafted.cpu()
         return tokens
 
 
