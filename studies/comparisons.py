@@ -89,10 +89,10 @@ def measured_gap(document: Row, a: Row, b: Row, name: str) -> str:
     return f"{value:.3f} [{low:.3f}, {high:.3f}] {side} {name}{note}"
 
 
-def sign_text(value: Estimate | Row, level: float = 0.0) -> str:
-    """Return whether a gain or a speedup lies significantly above or below the level of no gain."""
+def sign_text(value: Estimate | Row) -> str:
+    """Return whether a gain lies significantly above or below 0."""
     low, high = (value.low, value.high) if isinstance(value, Estimate) else (value["low"], value["high"])
-    return "faster" if low > level else "slower" if high < level else "not significant"
+    return "faster" if low > 0 else "slower" if high < 0 else "not significant"
 
 
 def difference_text(difference: Estimate, *, significant: bool | None = None) -> str:

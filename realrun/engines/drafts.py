@@ -93,7 +93,7 @@ def _drafts_row(check: str, trace: Trace, reference: Trace) -> DraftsRow:
         other_tokens=int(others.sum()),
         largest_prob_difference=float(np.abs(trace.prob - reference.prob)[rows][~others].max(initial=0.0)),
         first_difference=first if len(rows) else "no position was recorded",
-        passed=0 == len(differing) < len(rows),
+        passed=len(rows) > 0 and not len(differing),
     )
 
 

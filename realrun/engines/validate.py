@@ -92,6 +92,8 @@ def _solved(counts: Floats, seconds: Sequence[float]) -> list[float]:
 
 def _shares(verified: Ints, places: Sequence[int]) -> Floats:
     """Compute the weights of the grid's lengths for rounds of these lengths [R, places]: linear, rows sum to 1."""
+    if len(places) == 1:  # a line takes two points
+        return np.ones((len(verified), 1))
     return np.asarray(make_interp_spline(places, np.eye(len(places)), k=1)(verified))
 
 

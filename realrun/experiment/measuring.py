@@ -137,7 +137,7 @@ class SequenceRuns(NamedTuple):
 
 
 class SequenceFile(TypedDict):
-    """The arms by name and settings, and a `SequenceRuns`."""
+    """What the file of a decoded sequence holds: arms by name and settings, and the fields of `SequenceRuns`."""
 
     arms: list[list[Any]]
     runs: list[Decoded]

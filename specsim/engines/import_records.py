@@ -24,7 +24,7 @@ from specsim.trace.trace import Trace
 
 SourceLike = Source | ImportedRecords | str | PathLike[str] | Mapping[str, Any]  # as functions take what was accepted
 
-ROUNDED = 0.02  # by which tokens a step may exceed a whole K: steps are known to a request's first and last
+ROUNDED = 0.02  # share by which drafted tokens per step may exceed K: the number of steps is off by a few a request
 AGAIN = "write it anew by `specsim import`"
 BY_AVERAGE = "acceptance by position is not told: every token is taken to be accepted as often, if those before it are"
 

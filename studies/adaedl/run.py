@@ -36,6 +36,7 @@ from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.replaying.intervals import (
     Comparison,
     Estimate,
+    against_baseline,
     interval_text,
     paired_difference,
     ratio_interval,
@@ -221,7 +222,7 @@ class Cell:
     def against_baseline(self, cost: str, label: str) -> str:
         """Return whether a policy is significantly faster or slower than no speculation."""
         speedup = ratio_interval(self.boards[cost]["baseline_s"], self.policy(cost, label)["seconds"])
-        return sign_text(speedup, 1.0)
+        return against_baseline(speedup)
 
     def row(self, config: Config) -> dict[str, Any]:
         """Return the cell's row of table.csv."""

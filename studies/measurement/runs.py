@@ -23,7 +23,7 @@ Sets = Mapping[str, Sequence[Document]]  # validations by the set's name
 
 
 def collected(folder: Path) -> list[Document]:
-    """Read of every validation in this folder what runs are compared by."""
+    """Read noise floor and seconds of every validation in this folder."""
     runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*/validation.json"))]
     rows = [[{key: row[key] for key in ("label", SECONDS)} for row in run["rows"]] for run in runs]
     return [{FLOOR: run[FLOOR], BASELINE_S: run[BASELINE_S], "rows": own} for run, own in zip(runs, rows, strict=True)]

@@ -358,6 +358,13 @@ def test_costs_come_back_from_seconds() -> None:
     assert [fitted.draft_s, fitted.pass_s, *fitted.round_s] == pytest.approx([TRUE.draft_s, TRUE.pass_s, *TRUE.round_s])
 
 
+def test_rounds_without_drafts_alone_are_priced_by_their_own_seconds() -> None:
+    """A single number of verified tokens is known: every round takes as long as it says."""
+    rounds = [timed(rounds_of(0)) for _ in range(3)]
+    fitted = fit_costs(rounds, [])
+    assert fitted.verified == (0,) and fitted.seconds(rounds[0].rounds) == pytest.approx(rounds[0].whole_s)
+
+
 def test_a_round_between_and_beyond_lies_on_the_line() -> None:
     def alone(passes: int, verified: int) -> float:
         return TRUE.seconds(Rounds(np.array([passes]), np.array([verified])))
